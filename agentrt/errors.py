@@ -2,7 +2,7 @@
 these errors.
 
 If such an error ends a command, the branch of the error decides the exit code: 2 for `UsageError`,
-70 for `InvariantError`, and 1 for all others.
+70 for `InvariantError`, and 1 for the others in this tree.
 
 AgentrtError
 ├── UsageError            a user's mistake: the input must be corrected
@@ -12,27 +12,27 @@ AgentrtError
 │   │   ├── JournalError      a journal that cannot be used, or that this command cannot use
 │   │   ├── UnrecordableError a value that would not come back equal from a journal
 │   │   └── AmbiguousOptionError  an option that is also a tool's argument. Also a TypeError
-│   ├── ProgramLoadError    a file that does not have the requested program or graph
+│   ├── ProgramLoadError    a program, graph or tool that cannot be loaded from its file
 │   ├── ModelLoadError      a model that cannot be found or loaded
 │   └── WeightsError        new weights that cannot be found, are incomplete or do not fit the model
 ├── ProgramError          a user's program raised; its own error is the cause
 ├── EngineError           the engine failed, or it rejected a call
 │   ├── EngineStartError    the engine did not start
 │   │   └── NoRoomError       a cluster has no room for the engine now, but may have later
-│   ├── EngineDiedError     the engine died while it ran; its calls were lost
+│   ├── EngineDiedError     the engine died or was stopped; its calls were lost
 │   └── CallRejectedError   the engine rejected a single call (a bad schema, …)
 │       └── PromptTooLongError  a call's prompt leaves no room for an answer in the context
 ├── ToolError             a tool, a question or an event failed; the program can catch the error
-│   ├── UnknownToolError      no source offers a tool of this name
-│   ├── ToolArgumentsError    the arguments do not fit the tool's schema; the tool did not run
-│   ├── ToolFailedError       the tool raised in another process; the text has type and message
-│   ├── ToolResultError       the result is too large, not JSON, or does not fit the schema
-│   ├── ToolUnavailableError  the tool's process cannot be reached; the tool did not run
-│   ├── ToolLostError         the tool's process died; whether the tool ran is unknown
-│   ├── InterruptExpiredError the deadline of the tool or question passed. Also a TimeoutError
-│   └── QuestionClosedError   a question was already answered, timed out or was withdrawn
+│   ├── UnknownToolError      an unknown or ambiguous name of a tool or of a source of tools
+│   ├── ToolArgumentsError    arguments or an answer that cannot be used; the tool did not run
+│   ├── ToolFailedError       the tool raised, usually in another process; the text says what
+│   ├── ToolResultError       the result is too large, cannot be sent, or does not fit the schema
+│   ├── ToolUnavailableError  a tool or source of events cannot be reached; the tool did not run
+│   ├── ToolLostError         the tool's process or result was lost; the tool may have run
+│   ├── InterruptExpiredError a tool, question or event is past its deadline. Also a TimeoutError
+│   └── QuestionClosedError   a question is unknown, answered, timed out or withdrawn
 ├── DivergenceError       a resumed program made a request that differs from the recorded one
-├── JournalWriteError     a journal cannot be written: its disk is full or gone
+├── JournalWriteError     a journal cannot be written, for example because its disk is full
 ├── StaleWeightsError     a program that was ended because its weights were too old
 ├── CallTimeoutError      a call took longer than its timeout; it was aborted. Also a TimeoutError
 └── InvariantError        a bug in agentrt: a state that must never occur
@@ -83,8 +83,8 @@ class AmbiguousOptionError(ConfigError, TypeError):
 
 
 class JournalError(ConfigError):
-    """A journal that cannot be used: it is damaged, not a journal, in use, or written by another
-    version or another command.
+    """A journal that cannot be used, for example because it is damaged, in use, written by another
+    version or another command, or lacks the named run.
     """
 
 
@@ -97,11 +97,11 @@ class UnknownContextError(ConfigError):
 
 
 class ProgramLoadError(UsageError):
-    """A file that does not have the requested program or graph."""
+    """A program, graph or tool that cannot be loaded from its file."""
 
 
 class ModelLoadError(UsageError):
-    """A model that cannot be found or loaded."""
+    """A model that cannot be found or loaded, perhaps because of wrong options."""
 
 
 class WeightsError(UsageError):
@@ -136,7 +136,9 @@ class NoRoomError(EngineStartError):
 
 
 class EngineDiedError(EngineError):
-    """The death of an engine that had started. Its calls were lost."""
+    """The death or the stop of an engine, or the cancellation of a call because its runtime or run
+    has ended. The calls were lost.
+    """
 
 
 class CallRejectedError(EngineError):
@@ -160,15 +162,19 @@ class ToolError(AgentrtError):
 
 
 class UnknownToolError(ToolError):
-    """A name under which no source offers a tool."""
+    """An unknown or ambiguous name of a tool or of a source of tools."""
 
 
 class ToolArgumentsError(ToolError):
-    """Arguments that do not fit the tool's schema. The tool did not run."""
+    """Arguments of a tool or an answer to a question that cannot be used, for example because they
+    do not fit the schema. With such arguments, the tool did not run.
+    """
 
 
 class ToolFailedError(ToolError):
-    """A tool that raised in another process. ``type`` is the name of its exception."""
+    """A tool whose own error the program cannot get, usually because the tool ran in another
+    process. ``type`` is the name of that error's class.
+    """
 
     def __init__(self, message: str, *, name: str = "", type: str = "") -> None:
         super().__init__(message, name=name)
@@ -176,15 +182,17 @@ class ToolFailedError(ToolError):
 
 
 class ToolResultError(ToolError):
-    """A tool's result that is too large, is not JSON, or does not fit the tool's schema."""
+    """A tool's result that is too large, cannot be sent, or does not fit the tool's schema."""
 
 
 class ToolUnavailableError(ToolError):
-    """A tool whose process cannot be reached. The tool did not run."""
+    """A tool or a source of events that cannot be reached now. The tool did not run."""
 
 
 class ToolLostError(ToolError):
-    """A tool whose process died or was disconnected. Whether the tool ran is unknown."""
+    """A tool whose process died or was disconnected, or whose result was lost. The tool may have
+    run.
+    """
 
 
 class InterruptExpiredError(ToolError, TimeoutError):
@@ -192,7 +200,9 @@ class InterruptExpiredError(ToolError, TimeoutError):
 
 
 class QuestionClosedError(ToolError):
-    """A question to a human that was already answered, has timed out or was withdrawn."""
+    """A question to a human that is unknown, or that cannot be answered any more, for example
+    because it was already answered, has timed out or was withdrawn.
+    """
 
 
 class DivergenceError(AgentrtError):
@@ -200,7 +210,9 @@ class DivergenceError(AgentrtError):
 
 
 class JournalWriteError(AgentrtError):
-    """A journal that cannot be written any more. Programs can resume from what was recorded."""
+    """A journal, or a batch's file of calls, that cannot be written any more. Programs can resume
+    from what was recorded.
+    """
 
 
 class CallTimeoutError(AgentrtError, TimeoutError):

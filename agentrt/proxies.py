@@ -31,7 +31,7 @@ def client_options(url: str) -> dict[str, Any]:
 
     Raises `ConfigError`, which names the variable, if a variable that ``url`` needs is invalid.
     """
-    return {"trust_env": False, "proxy": proxy_for(url), "verify": _certificates(url)}
+    return {"trust_env": False, "proxy": proxy_for(url), "verify": certificates(url)}
 
 
 def proxy_for(url: str) -> str | None:
@@ -80,7 +80,7 @@ def environment_fault(url: str) -> str | None:
     Libraries that read the environment themselves cannot reach ``url`` while the variable is set.
     """
     try:
-        _certificates(url)
+        certificates(url)
         for kind, proxy in getproxies_environment().items():
             if proxy and kind in ("all", "http", "https"):
                 _checked(_name_of(f"{kind}_proxy"), proxy if "://" in proxy else f"http://{proxy}")
@@ -104,7 +104,7 @@ def bypass_proxies(url: str) -> None:
 
 def exemptions(url: str) -> dict[str, str]:
     """Return the variables with which programs that read the environment reach ``url`` without a
-    proxy if ``url`` is on this machine. The result is empty if no variable needs to change.
+    proxy. The result is empty if ``url`` is not on this machine, or if no proxy is set.
     """
     host = _host_of(url)
     # To Python, an empty http_proxy turns HTTP_PROXY off, and to most other programs it does not.
@@ -201,7 +201,7 @@ def _shown(name: str) -> str:
     return repr(f"{scheme}{mark}…@{end}" if at and mark else value if not at else f"…@{end}")
 
 
-def _certificates(url: str) -> ssl.SSLContext | bool:
+def certificates(url: str) -> ssl.SSLContext | bool:
     """Return the TLS context by which a client verifies servers; True for the client's default.
 
     If ``url`` is not HTTPS, the returned value is not used. Otherwise, a variable that names no

@@ -159,8 +159,8 @@ class SteadyClock:
         return ClockReading(self._machine.boot, self._machine.since_boot(), self.now(), self.shift)
 
     def time_of_day(self, at: float) -> float:
-        """Convert a time of this clock into a time of day, as the machine's clock is set now. For
-        display.
+        """Convert a time of this clock into a time of day for display, by the machine's clock as
+        it is set now.
         """
         self.look()
         return at + self.shift

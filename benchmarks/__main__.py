@@ -151,9 +151,9 @@ Exit codes: 0 done; 1 something failed; 2 bad usage; 130 Ctrl-C.
 def benchmarks() -> None:
     """Measure agentrt's claims: its costs, its gains, and its robustness.
 
-    Each benchmark compares policies, rivals or two systems that do the same work in turns, or
-    counts failures. For questions about your own programs, use agentrt compare, replay, simulate
-    and calibrate.
+    Most benchmarks compare policies, rivals or two systems that do the same work in turns; others
+    count failures or costs. For questions about your own programs, use agentrt compare, agentrt
+    journal replay, agentrt simulate and agentrt calibrate.
     """
     # The history of earlier runs on this machine must not affect measurements.
     os.environ[VARIABLE] = NONE

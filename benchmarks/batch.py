@@ -5,7 +5,8 @@ The benchmark measures the end of the last program (the makespan), and the token
 generates per second until then. The programs are those of ``benchmarks memory``. As in a batch, a
 limited number of programs is live at the same time, in the order of the inputs; the next program
 begins when a program ends. vLLM's real scheduler and KV-cache manager decide, in virtual time. No
-contender knows how long an output will be: each call may use the rest of its context.
+contender except ``lrpt`` knows how long an output will be: each call may use the rest of its
+context.
 """
 
 from __future__ import annotations
@@ -298,9 +299,9 @@ def batch(**options: Any) -> None:
 
     Runs are in virtual time: vLLM's real scheduler and KV-cache manager, without a model. The
     working set is the peak of the tokens that are used again. The ratios are medians over the
-    seeds, with the least and the greatest value. A makespan below 1 is better than stock's, and so
-    are tokens per second above 1. lrpt knows the lengths of all programs, which no real engine
-    knows.
+    seeds, with the least and the greatest value. A ratio of makespans below 1 is better than stock,
+    and so is a ratio of tokens per second above 1. lrpt knows the lengths of all programs, which no
+    real engine knows.
     """
     names = check_names("workload", options["workload"] or [*SCALES], _WORKS)
     shares = [_share(text) for text in options["memory"] or ("0.25", AMPLE)]
@@ -398,7 +399,9 @@ def _share(text: str) -> float:
 
 
 def read_runs(path: Path) -> list[dict[str, Any]]:
-    """Read the runs of a file with the output of ``--json``. Raises `ConfigError`."""
+    """Read the runs of a file with the output of ``--json``. Raises `ConfigError` for any other
+    file.
+    """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except OSError as error:

@@ -47,7 +47,9 @@ class _Measured:
 
     @property
     def is_right(self) -> bool:
-        """Whether each input has one result, and the memory does not grow with the inputs."""
+        """Whether each input has one result, and the memory hardly grows with the inputs: to at
+        most 1.2 times.
+        """
         return (
             len(self.results) == self.results.total() == self.inputs
             and self.peaks_kib[1] <= 1.2 * self.peaks_kib[0]

@@ -115,8 +115,8 @@ def measured(
 ) -> Iterator[Measured[W, C]]:
     """Run the cells, and yield the finished cells, which the ``with`` block reports (`finished`).
 
-    ``figures`` is called with a cell's load and contender in another process, so it must be
-    picklable, as the cells must be.
+    ``figures`` is called with a cell's load and contender, usually in another process, so it must
+    be picklable, as the cells must be.
     """
     with finished(cells, jobs, partial(_measure, figures)) as results:
         yield Measured(results)
@@ -151,7 +151,7 @@ def study_options(seeds: int, first: int = 0) -> Option:
         seeds_option(default=seeds),
         first_seed_option(first),
         jobs_option,
-        json_flag("Print all ratios as one JSON line."),
+        json_flag("Print all results as one JSON line."),
     )
 
 

@@ -48,8 +48,8 @@ LONGEST = 1_048_576
 STEPS = StepTimeModel(
     base_s=18e-3, per_prefill_token_s=52e-6, per_decode_s=0.0, per_context_token_s=0.0
 )
-"""Step times, fitted to the published throughput of stock: the base at 8 sessions, and the time of
-a prompt token at 32 sessions.
+"""Step times, fitted such that stock vLLM has the published throughput: the base at 8 sessions, and
+the time of a prompt token at 32 sessions.
 """
 
 
@@ -100,7 +100,7 @@ _AT_START = 64
     default=30.0,
     show_default=True,
     metavar="M",
-    help="Virtual minutes that are measured. The measurement begins after a further third of "
+    help="Virtual minutes that are measured. The measurement begins after a warm-up of a third of "
     "this time.",
 )
 @study_options(3)

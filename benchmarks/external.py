@@ -60,7 +60,7 @@ class Gpu:
     includes the mean time for reading contexts. Here this time is subtracted from the base and
     charged to the steps that read, by the GPU's ``bytes_per_s``. ``read_tokens``, the tokens that
     a mean step reads, was not published and is assumed. Our own FCFS runs read 115,000 to 172,000
-    tokens (H200 and H100, 1 and 3 jobs a second), so the base here is 2 to 5 ms too small. ``link``
+    tokens (H200 and H100, 1 and 3 jobs a second), so the base here is 1 to 4 ms too small. ``link``
     is the bandwidth of the GPU's link to host memory, as a multiple of PCIe 5.0's bandwidth.
     """
 
@@ -192,7 +192,7 @@ def external(**options: Any) -> None:
     used. For the offloads to 128 and 16 GB of host memory, vLLM's connector decides what is copied;
     the costs of copies were fitted to two of the published results. The offload with LMCache is not
     modelled. Predictions without a published run are: an offload at no cost, the rule of
-    Continuum's paper, and agentrt's defaults.
+    Continuum's paper, and agentrt's defaults without and with an offload to 128 GB.
     """
     planned = _cells(options)
     silence_vllm()
@@ -299,8 +299,8 @@ def _shown(seconds: Sequence[float]) -> str:
 
 
 def verdict(predicted: Predicted) -> str:
-    """Return a text with the median error over all cells and for each rival, and the largest error
-    of the cells with offloading.
+    """Return a text with the median error over all cells and for each rival, and with the median
+    and the largest error of the cells with offloading.
     """
     off = errors(predicted)
     if not off:

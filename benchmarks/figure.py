@@ -296,4 +296,4 @@ FIGURE_19 = Toy(
 """Two parallel short calls (A) against one long call (B), on one slot."""
 
 TOYS = {toy.figure: toy for toy in (FIGURE_2, FIGURE_19)}
-"""The toy examples, by the numbers of their figures. The paper states a waiting time for each."""
+"""The toy examples, by the numbers of their figures. The paper states waiting times for each."""

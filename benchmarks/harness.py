@@ -99,7 +99,7 @@ def _values(samples: Sequence[Figures], name: str) -> list[float]:
 
 
 class Results:
-    """The figures of each repeat by key. A key is a side, or a side and a size.
+    """The figures of each repeat by key. A key has one or more parts, such as a side and a size.
 
     ``keys`` maps the JSON names of a key's parts to the heads of the first columns of tables.
     """

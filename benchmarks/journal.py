@@ -22,11 +22,10 @@ from typing import Any
 import click
 
 from agentrt.cli.engine_log import EngineLog, start_engine
+from agentrt.engines import EngineOptions, VLLMEngine
 from agentrt.executors.base import Chunk, Executor
 from agentrt.executors.history import NONE
 from agentrt.executors.vllm.default_model import embedded_model
-from agentrt.executors.vllm.engine import VLLMEngine
-from agentrt.executors.vllm.options import EngineOptions
 from agentrt.journal import Journal, JournalOptions
 from agentrt.journal.journal import Content
 from agentrt.journal.store import SQLiteStore

@@ -106,9 +106,9 @@ def journal_size() -> None:
     """Measure the bytes of a journal for each byte of text, for chats and contexts of 25 to 200
     turns.
 
-    The table also shows the memory that 'agentrt journal why' uses, and three times as ratios to
-    the times with 25 turns: of a resume, of 'agentrt journal why', and of reading the journal for
-    'agentrt journal replay'.
+    The table also shows the memory that 'agentrt journal why' uses, and the CPU times of a resume,
+    of 'agentrt journal why', and of reading the journal for 'agentrt journal replay', as ratios to
+    the times with 25 turns.
     """
     rows = [row for name in KINDS for row in measure(name, TURNS)]
     heads = ["program", "turns", "MB said", "MB of journal", "journal / said"]

@@ -68,8 +68,8 @@ def journal_values() -> int:
     """Test whether a journal returns each kind of values, errors and states unchanged, or refuses
     the kind at once.
 
-    Each value is recorded by a program that fails and runs again; the second run gets the recorded
-    value. Fails if a kind has any other outcome.
+    Each value is recorded by a program, and read again: from the journal, or by the program, which
+    fails and runs again. Fails if a kind has any other outcome.
     """
     rows = asyncio.run(measure())
     faults = [row for row in rows if row.outcome not in (EQUAL, REFUSED)]

@@ -18,9 +18,9 @@ from typing import Any
 import click
 from tokenizers import Tokenizer
 
+from agentrt import engines
 from agentrt.cli import app
 from agentrt.executors.base import Chunk
-from agentrt.executors.vllm import engine
 from agentrt.lab.commands.options import count_option, note, seed_option
 from agentrt.program import Program
 from agentrt.request import Call
@@ -33,7 +33,7 @@ FOLDER = "KILLS_FOLDER"
 
 
 class Written(Counter[str]):
-    """A counter that also appends each count to a file, because the file survives a kill."""
+    """A counter that also appends each counted name to a file, which survives a kill."""
 
     def __setitem__(self, name: str, times: int) -> None:
         super().__setitem__(name, times)
@@ -49,7 +49,7 @@ def made() -> Program:
     return everything(WORLD, most=32)
 
 
-class CountedEngine(engine.VLLMEngine):
+class CountedEngine(engines.VLLMEngine):
     """A real engine that records its calls."""
 
     def generate(self, call: Call, *, stream: bool) -> AsyncGenerator[Chunk, None]:
@@ -116,5 +116,5 @@ def _life(folder: Path, journal: str, dies: int = 0, after_s: float = 0.0) -> tu
 
 
 if __name__ == "__main__":
-    engine.VLLMEngine = CountedEngine  # type: ignore[misc]  # the command uses this class
+    engines.VLLMEngine = CountedEngine  # type: ignore[misc]  # the command uses this class
     sys.exit(app.call(sys.argv[1:]))

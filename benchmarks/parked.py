@@ -97,8 +97,8 @@ class Local:
     wrong: int = 0
 
     async def timed(self, work: Any) -> Figures:
-        """Await ``work``, which returns a number of programs. Return the figures of the work, with
-        the CPU time for each program.
+        """Await ``work``, which returns a count, such as a number of programs. Return the figures
+        of the work, with the CPU time divided by this count.
         """
         self.most = self.wrong = 0
         cpu, began = time.process_time(), time.monotonic()

@@ -57,8 +57,8 @@ LOADS = ("0.6", "2")
 SLOTS = 16
 FIGURES = {"mean": "mean", "p99": "P99", "longest": "longest"}
 Ratios = Mapping[str, float]
-"""Ratios of a policy's completion times to stock's, by the names of `FIGURES`. ``known`` is the
-ratio of the means in the second run, if the policy learns.
+"""Ratios of a policy's completion times to stock's, by the names of `FIGURES`. If the policy
+learns, ``known`` is the mean of its second run divided by stock's mean.
 """
 Results = Mapping[tuple[Any, ...], Sequence[Ratios]]
 """The ratios of each seed, by mix and policy; for the command ``room``, by load, workload and

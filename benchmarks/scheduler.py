@@ -197,7 +197,9 @@ class Load:
             self._arrive(next(self._programs), 0)
 
     def run(self, steps: int) -> Figures:
-        """Do ``steps`` steps, and return the microseconds per step and the ended calls per step."""
+        """Do ``steps`` steps, and return the microseconds, the ended calls and the preemptions per
+        step.
+        """
         self._spent.update(dict.fromkeys(ASKED, 0))
         self.preempted = ended = 0
         for _ in range(steps):

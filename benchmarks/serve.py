@@ -1,7 +1,7 @@
 """``benchmarks serve``: `agentrt serve` under load, compared with vLLM's own server.
 
 All servers run in processes of their own, with the same engine options. This process makes the
-load, for one server at a time, in turns. Clients are programs of a few calls without pauses. Each
+load, for one server at a time, in turns. Clients run programs of a few calls without pauses. Each
 call sends the chat of the previous call and a new message. To measure the CPU time of a server's
 own process, clients make single calls, whole or streamed, and do not name programs.
 """
@@ -100,9 +100,9 @@ def serve(**options: Any) -> None:
     """Compare agentrt serve with vLLM's own server, under programs of three calls, in turns.
 
     The second table shows the CPU time of the server's own process, without the CPU time of its
-    engine. The third table shows the resources of agentrt's servers after each of their turns; a
-    resource that grows from turn to turn is a leak. With the policy fcfs, agentrt schedules as vLLM
-    does, and only the servers differ.
+    engine. The third table shows the resources of agentrt's servers after the warm-up (turn 0) and
+    after each turn; a resource that grows from turn to turn is a leak. With the policy fcfs,
+    agentrt schedules as vLLM does, and only the servers differ.
     """
     policies = tuple(dict.fromkeys(options["policy"] or POLICIES))
     for name in policies:
@@ -131,7 +131,7 @@ class Turn:
     seconds: float = 0.0
 
     def figures(self) -> Figures:
-        """Return the number of served, failed and refused calls, and the latencies."""
+        """Return the numbers of served, failed and refused calls, the latencies, and the rate."""
         return {
             "calls": len(self.latencies),
             "errors": self.statuses.total() - self.statuses["200"] - self.statuses[_BUSY],

@@ -22,9 +22,10 @@ import psutil
 
 import benchmarks.rivals  # noqa: F401  # makes their names known
 from agentrt.cli.engine_log import EngineLog
+from agentrt.engines import EngineOptions
 from agentrt.errors import ConfigError, EngineStartError
 from agentrt.executors.vllm.default_model import default_model
-from agentrt.executors.vllm.options import EngineOptions, engine_args, prepare_environment
+from agentrt.executors.vllm.options import engine_args, prepare_environment
 from agentrt.lab.commands.options import note
 from agentrt.lab.runs.contenders import STOCK, contender
 from agentrt.scheduler.config import SchedulerConfig

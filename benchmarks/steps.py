@@ -90,7 +90,7 @@ class SlotMachine(Machine):
                 )
 
     def run(self, contender: Contender, programs: Sequence[ProgramShape]) -> RunOutcome:
-        """Run programs on this engine. Raises `InvariantError` for a contender that needs vLLM."""
+        """Run programs on this engine. Raises `InvariantError` for vLLM's own scheduler."""
         if contender.config is None:
             raise InvariantError("vLLM's own scheduler runs in virtual time only")
         fleet: dict[str, Any] = {"replicas": self.replicas, "router": self.router}

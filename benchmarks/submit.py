@@ -1,9 +1,9 @@
 """``benchmarks submit``: the cost of programs that clients send, and the effects of hostile
 programs.
 
-The server has keys. First, clients send a program of one line several times at once. In turns with
-this, they start the same program as a program that the server itself serves. Then one tenant makes
-short calls, in turns alone and while another tenant sends programs that do not end by themselves.
+The server has keys. First, clients send a minimal program several times at once. In turns with
+this, they start an equal program that the server itself serves. Then one tenant makes short calls,
+in turns alone and while another tenant sends programs that do not end by themselves.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any
 import click
 import httpx
 
-from agentrt.executors.vllm.options import EngineOptions
+from agentrt.engines import EngineOptions
 from agentrt.lab.commands.options import (
     count_option,
     json_option,

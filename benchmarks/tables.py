@@ -22,10 +22,10 @@ _OF_ENGINE = {
 }
 _OF_FLEET = {
     "balance": ("balance", "the busiest engine's time over the mean"),
-    "steady_per_s": ("ended in time", "ended before the last arrival, programs per second"),
+    "steady_per_s": ("ended in time", "ended by the last arrival, programs per second"),
 }
 """Further fields of `Summary` for comparisons, each with the head of its column and a longer text
-with its unit. Some of them need an engine with memory, and the others need several engines.
+with its unit. Some fields are unknown for some engines.
 """
 SHORT = {name: short for name, (short, _) in (PLAIN | _OF_ENGINE | _OF_FLEET).items()}
 ALL = {name: text for name, (_, text) in (PLAIN | _OF_ENGINE).items()}
@@ -98,8 +98,8 @@ def latencies(cells: Sequence[Series], baseline: str) -> str:
 
 
 def where_it_went(cells: Sequence[Series], baseline: str) -> str:
-    """Return a table of the shares of the programs' time, prefix hits and preemptions; in real time
-    also of the scheduler's CPU time.
+    """Return a table of the shares of the programs' time, prefix hits, preemptions, and the ratios
+    of throughput and of latency in steps; in real time also of the scheduler's CPU time.
     """
     real = ("cpu_us",) if any(cell.ratios("cpu_us") for cell in cells) else ()
     over = ratios("throughput_per_s", "mean_steps", "p95_steps", *real, over=baseline)

@@ -39,7 +39,7 @@ def right(record: dict[str, Any], result: dict[str, Any]) -> bool:
 
 @score
 def relative_error(record: dict[str, Any], result: dict[str, Any]) -> float | None:
-    """How far the answer is off, at most 1; none where there is no number."""
+    """The relative error of the answer, at most 1; None if the answer is no number."""
     if result["answer"] is None:
         return None
     return float(min(1.0, abs(result["answer"] - record["answer"]) / max(1, abs(record["answer"]))))

@@ -36,7 +36,7 @@ TASKS = {
 
 
 def prompt(name: str, topic: str, *notes: str) -> str:
-    """What a step says to the model: the notes that it needs, in order, then its own question."""
+    """Return the prompt of a step: the notes that it needs, in order, and its own question."""
     task = TASKS[name]
     known = [f"{need}: {note}" for need, note in zip(task.needs, notes, strict=True)]
     return "\n".join([f"Topic: {topic}", *known, task.ask.format(topic=topic)])

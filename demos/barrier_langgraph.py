@@ -3,8 +3,8 @@
     agentrt run demos/barrier_langgraph.py --input '{"topic": "tea", "notes": {}}'
 
 LangGraph runs its nodes in supersteps: `read` needs only `search`, but starts after `survey` as
-well, which began together with `search`. `barrier_agentrt.py` is the same agent without that;
-`docs/langgraph.md` compares them.
+well, which began together with `search`. `barrier_agentrt.py` is the same agent without
+supersteps; `docs/langgraph.md` compares both.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class State(TypedDict):
 
 
 def step(model: BaseChatModel, name: str) -> Any:
-    """The node ``name``: one call, whose text goes into the notes."""
+    """Return the node ``name``: one call, whose text goes into the notes."""
 
     async def node(state: State) -> dict[str, Any]:
         notes = [state["notes"][need] for need in TASKS[name].needs]
@@ -41,7 +41,7 @@ def step(model: BaseChatModel, name: str) -> Any:
 
 
 def build(model: BaseChatModel) -> CompiledStateGraph[Any, Any, Any, Any]:
-    """The agent on any chat model."""
+    """Return the agent, on any chat model."""
     graph = StateGraph(State)
     for name, task in TASKS.items():
         graph.add_node(name, step(model, name))

@@ -13,7 +13,7 @@ PUZZLES = ["1 3 8 8", "4 6 8 2", "2 2 6 9", "1 4 5 6", "3 5 6 8", "1 2 3 4", "2 
 
 
 def legal_moves(numbers: Numbers) -> dict[str, Numbers]:
-    """What can be done with two of the numbers, and which numbers that leaves."""
+    """Return each move with two of the numbers, and the numbers that are left after it."""
     moves = {}
     for a, b, *rest in permutations(numbers) if len(numbers) > 1 else ():
         results = {"+": a + b, "*": a * b, "-": a - b} if a >= b else {}
@@ -57,7 +57,7 @@ class State:
 
 
 def select(state: State) -> State | None:
-    """The state to expand: down by UCT, but a state seen often gets more children first."""
+    """Choose the state to expand, by UCT. A state with many visits first gets more children."""
     while (children := state.open_children()) and len(state.children) >= math.sqrt(state.visits):
         state = max(children, key=State.uct)
     return state if state.untried else None

@@ -6,7 +6,7 @@ A question such as "how hot is the press" needs the right instrument (thermomete
 machine (press). The model calls a tool with both, reads a number, and answers with it. The readings
 are different for each question, so that only the right call leads to the right answer.
 
-The model has 85,000 weights and a vocabulary of 36 words. Its warm-up teaches the form: a call, and
+The model has 84,000 weights and a vocabulary of 34 words. Its warm-up teaches the form: a call, and
 an answer that repeats the reading. The instruments and machines of the warm-up are random, so that
 the model then knows how to call a tool, but not which. This is what GRPO teaches, by the reward
 alone: 1 for the right answer, else 0. Two of the 12 questions are held out, and are asked only in
@@ -173,8 +173,9 @@ def warm_up(model: Any, pairs: list[Pair], rng: random.Random, steps: int) -> No
 
 
 def learn(model: Any, optimizer: Any, taken: list[Group], epochs: int, version: int) -> float:
-    """Make the steps of GRPO on some groups. Return by how much the engine's log probabilities of
-    tokens that the weights ``version`` wrote differ at most from those of this model before.
+    """Make the steps of GRPO on some groups. Return the largest difference, before these steps,
+    between the engine's and this model's log probabilities of the tokens that the weights
+    ``version`` generated.
     """
     import torch
 
@@ -331,7 +332,7 @@ def main() -> None:
     parser.add_argument("--plot", type=Path, default=Path("reward.svg"), help="file of the plot")
     options = parser.parse_args()
     if not options.plot.parent.is_dir():
-        parser.error(f"--plot {options.plot}: there is no folder {options.plot.parent}")
+        parser.error(f"--plot {options.plot}: no such folder {options.plot.parent}; make it first")
     if options.steps < 1:
         parser.error(f"--steps {options.steps}: use at least 1")
     curves = []

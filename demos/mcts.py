@@ -51,7 +51,7 @@ async def evaluate(ctx: Context, state: State) -> None:
 
 
 async def expand(ctx: Context, state: State) -> list[State]:
-    """New children. Each call chooses from a hand of its own, so that they differ."""
+    """Add children. Each call chooses from a hand of moves of its own, so the children differ."""
     moves = sorted(state.untried, key=lambda move: "/" in move)[: WIDTH * HAND]
     hands = [moves[i::WIDTH] for i in range(min(WIDTH, len(moves)))]
     children = await asyncio.gather(*(choose(ctx, state, hand) for hand in hands))

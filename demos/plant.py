@@ -34,7 +34,7 @@ async def judge(ctx: Context, machine: str, alarm: Any, readings: dict[str, floa
 
 @node
 async def handle(ctx: Context, machine: str, alarm: Any) -> dict[str, Any]:
-    """One alarm, from the first look to the last act."""
+    """Handle one alarm, from the first look to the last act."""
     readings = await ctx.tool("read_sensors", machine=machine)
     verdict = await judge(ctx, machine, alarm, readings)
     question = f"{machine}: {alarm}. It seems {verdict}. What shall I do?"

@@ -18,7 +18,7 @@ STOPPED: set[str] = set()
 def read_sensors(machine: str) -> dict[str, float]:
     """What a machine's sensors say now."""
     if machine not in MACHINES:
-        raise LookupError(f"there is no machine {machine}; there are {', '.join(MACHINES)}")
+        raise LookupError(f"unknown machine {machine!r}; available: {', '.join(MACHINES)}")
     return MACHINES[machine]
 
 

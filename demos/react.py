@@ -50,7 +50,7 @@ async def think(ctx: Context, chat: Chat) -> Reply:
 
 @node
 async def act(ctx: Context, chat: Chat, shop: Shop, choice: str) -> dict[str, Any] | None:
-    """One tool call, or None when the model would rather answer."""
+    """Make one tool call; return None if the model prefers to answer."""
     tools = shop.tools.values()
     reply = await ctx.llm(chat, tools=tools, tool_choice=choice, max_tokens=64)
     if not reply.tool_calls:
@@ -63,7 +63,7 @@ async def act(ctx: Context, chat: Chat, shop: Shop, choice: str) -> dict[str, An
 
 @node
 async def answer(ctx: Context, question: str, seen: list[str]) -> dict[str, Any]:
-    """The answer, and the observation that it rests on: "nothing" when none of them helps."""
+    """The answer, and the observation that supports it; "nothing" if no observation does."""
     fields = {
         "evidence": {"enum": [*seen, "nothing"]},
         "answer": {"type": "string", "maxLength": 60},
@@ -78,7 +78,7 @@ async def answer(ctx: Context, question: str, seen: list[str]) -> dict[str, Any]
 
 
 def is_grounded(evidence: str, answer: str | None) -> bool:
-    """Whether the answer shares words with its evidence, and has no number that is not in it."""
+    """Whether the answer shares words with its evidence, which has all numbers of the answer."""
     said, known = (set(re.findall(r"\w+", text.lower())) for text in (answer or "", evidence))
     return evidence != "nothing" and bool(said & known) and set(filter(str.isdigit, said)) <= known
 

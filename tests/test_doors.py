@@ -50,7 +50,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[SchedulerConfig]:
         made.append((options or EngineOptions()).scheduler)
         return ScriptedExecutor(lambda call: "So be it.")
 
-    monkeypatch.setattr("agentrt.executors.vllm.engine.VLLMEngine", make)
+    monkeypatch.setattr("agentrt.engines.VLLMEngine", make)
     monkeypatch.setattr(sys, "path", [*sys.path])
     return made
 

@@ -29,7 +29,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     def engine(options: EngineOptions) -> ScriptedExecutor:
         return ScriptedExecutor()
 
-    monkeypatch.setattr("agentrt.executors.vllm.engine.VLLMEngine", engine)
+    monkeypatch.setattr("agentrt.engines.VLLMEngine", engine)
     monkeypatch.setattr("sys.stdin", io.StringIO())
     monkeypatch.chdir(tmp_path)
     (tmp_path / "writer.py").write_text(GRAPH + CONFIG, encoding="utf-8")

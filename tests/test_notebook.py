@@ -13,10 +13,10 @@ from nbclient import NotebookClient
 ROOT = Path(__file__).resolve().parent.parent
 NOTEBOOK = ROOT / "demos" / "first_steps.ipynb"
 ENGINE = """
-import agentrt.executors.vllm.engine as engine
+from agentrt import engines
 from tests.doubles.scripted import ScriptedExecutor
 
-engine.VLLMEngine = lambda options: ScriptedExecutor(lambda call: "So be it.")
+engines.VLLMEngine = lambda options: ScriptedExecutor(lambda call: "So be it.")
 """
 SVG = "{http://www.w3.org/2000/svg}"
 

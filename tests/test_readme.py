@@ -74,7 +74,7 @@ def test_the_script_runs_two_programs_on_one_engine(
             super().__init__(lambda call: call.program_id)
             engines.append((self, options))
 
-    monkeypatch.setattr("agentrt.executors.vllm.engine.VLLMEngine", Scripted)
+    monkeypatch.setattr("agentrt.engines.VLLMEngine", Scripted)
     sys.path.insert(0, str(folder))
     (folder / "script.py").write_text(SCRIPT, encoding="utf-8")
     runpy.run_path(str(folder / "script.py"), run_name="__main__")
@@ -92,9 +92,7 @@ def test_the_agent_runs_on_the_embedded_engine(
         asked = call.spec.messages or ()
         return "Rain." if len(asked) > 1 else ToolCall("weather", {"city": "Paris"})
 
-    monkeypatch.setattr(
-        "agentrt.executors.vllm.engine.VLLMEngine", lambda options: ScriptedExecutor(say)
-    )
+    monkeypatch.setattr("agentrt.engines.VLLMEngine", lambda options: ScriptedExecutor(say))
     (tmp_path / "agent.py").write_text(AGENT, encoding="utf-8")
     runpy.run_path(str(tmp_path / "agent.py"), run_name="__main__")
     close_all()

@@ -43,7 +43,7 @@ async def test_the_code_renews_replicas(monkeypatch: pytest.MonkeyPatch) -> None
     def engine(options: EngineOptions) -> ScriptedExecutor:
         return ScriptedExecutor()
 
-    monkeypatch.setattr("agentrt.executors.vllm.engine.VLLMEngine", engine)
+    monkeypatch.setattr("agentrt.engines.VLLMEngine", engine)
     [code] = blocks("replicas.md")
     names: dict[str, Any] = {}
     exec(code, names)  # the page's own code

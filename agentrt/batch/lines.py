@@ -1,4 +1,4 @@
-"""A file of lines with a single writer. The writer is told when each line is on the disk."""
+"""A file of lines with a single writer. Adding a line returns when the line is on the disk."""
 
 from __future__ import annotations
 

@@ -15,11 +15,11 @@ _DEEPEST = 100
 
 def tidy(value: Any, around: tuple[int, ...] = ()) -> Any:
     """Return ``value`` with text as the keys of all mappings. Parts that contain themselves or are
-    nested too deeply are replaced by ``…``. Whole numbers that are too large for decimal digits are
+    nested too deeply are replaced by ``…``. Whole numbers of more than 4096 bits become
     hexadecimal text.
     """
     if isinstance(value, int) and value.bit_length() > _MOST_BITS:
-        return hex(value)  # more digits than Python writes
+        return hex(value)  # Python refuses to write very large numbers in decimal
     if not isinstance(value, Mapping | list | tuple):
         return value
     if id(value) in around or len(around) > _DEEPEST:
@@ -31,8 +31,8 @@ def tidy(value: Any, around: tuple[int, ...] = ()) -> Any:
 
 
 def plain(value: Any) -> Any:
-    """Convert a value that JSON cannot represent to a value that JSON can represent. For the
-    argument ``default`` of `json.dumps`.
+    """Convert a value that JSON cannot represent to a value that JSON can represent. Pass this
+    function to `json.dumps` as ``default``.
     """
     try:
         return tidy(_plain(value))

@@ -31,9 +31,9 @@ class RecordedTokens:
     Each token that the model wrote is marked in the mask of exactly one of the ``sequences``.
     ``rewards`` are the rewards that the program added with `Context.reward`, in order, and
     ``reward`` is their sum; None if there are no rewards. ``complete`` is False if the tokens of
-    some calls are missing, because an earlier process did not record them. ``id``, ``sample``,
-    ``attempt`` and ``program`` have the same values as in the `Result`. ``batch`` is a fingerprint
-    of the path of the result file; "" if there is no file.
+    some calls are missing, because an earlier process did not record them or the engine did not
+    report them. ``id``, ``sample``, ``attempt`` and ``program`` have the same values as in the
+    `Result`. ``batch`` is a fingerprint of the path of the result file; "" if there is no file.
     """
 
     id: str
@@ -56,7 +56,7 @@ class RecordedTokens:
 
 
 def _sequence_text(sequence: TokenSequence) -> str:
-    """Return a sequence as JSON. With nine digits, a number of 32 bits is read back exactly."""
+    """Return a sequence as JSON. With nine digits, a 32-bit float is read back exactly."""
     logprobs = ", ".join(f"{logprob:.9g}" for logprob in sequence.logprobs)
     fields = (
         f'"token_ids": {json.dumps(list(sequence.token_ids))}',

@@ -36,17 +36,17 @@ _BLOCK = 64 * 1024
 class Result:
     """The result of one sample of one input.
 
-    ``state`` is ``done`` if the program returned, ``failed`` if it raised an error, and ``stopped``
-    if a limit ended it. ``over`` is the name of the limit that was exceeded, even if the program
-    returned after that. ``sample`` is the number of the sample, from 0. ``seconds`` is the time in
-    this process; the numbers of tokens and calls include those of earlier processes. ``cost`` is
-    None if no price is known. ``scores`` are numbers by name; ``score_errors`` are the errors of
-    scores that raised an error. ``program`` is the program's id in the journal, or the graph's
-    thread. ``attempt`` is the number of the attempt, from 1; 0 if the run was not begun, because
-    enough others had ended. ``digest`` is a fingerprint of the input. ``earlier`` is True if the
-    result was in the file before this batch began. ``recorded`` are the tokens that the run's calls
-    read and wrote, if the batch records tokens. An earlier result has them only if the batch
-    records tokens in a file.
+    ``state`` is ``done`` if the program returned, ``stopped`` if a limit ended it, and ``failed``
+    otherwise. ``over`` is the name of the limit that was exceeded, even if the program returned
+    after that. ``sample`` is the number of the sample, from 0. ``seconds`` is the time in this
+    process. For a program, the numbers of tokens and calls include those that earlier processes
+    recorded; for a graph, they do not. ``cost`` is None if no price is known. ``scores`` are
+    numbers by name; ``score_errors`` are the errors of scores that raised an error. ``program`` is
+    the program's id in the journal, or the graph's thread. ``attempt`` is the number of the
+    attempt, from 1; 0 if the run was not begun, because enough others had ended. ``digest`` is a
+    fingerprint of the input. ``earlier`` is True if the result was in the file before this batch
+    began. ``recorded`` are the tokens that the run's calls read and wrote, if the batch records
+    tokens. An earlier result has them only if the batch records tokens in a file.
     """
 
     id: str
@@ -102,7 +102,7 @@ _TYPES: Mapping[str, tuple[type, ...]] = {
     "seconds": (int, float),
     "cost": (int, float, NoneType),
 }
-"""The types of a line's fields, except those that may have any value."""
+"""The types of a line's fields, except fields that may have any value."""
 _ITEMS: Mapping[str, tuple[type, ...]] = {"scores": (int, float), "score_errors": (str,)}
 """The types of the values in fields that are objects."""
 

@@ -104,8 +104,8 @@ class Samples:
 
 @dataclass(slots=True, eq=False)
 class _Live:
-    """A run of an item that has not ended. If it is being stopped, ``over`` is the limit that it
-    has exceeded, and ``refused`` the number of calls that it has begun since then.
+    """A live run of an item. If the run is being stopped, ``over`` is the limit that it has
+    exceeded, and ``refused`` the number of calls that it has begun since then.
     """
 
     item: Item
@@ -350,8 +350,8 @@ class Batch:
         work: AsyncGenerator[_SampleWork, None],
         done: asyncio.Queue[Result | None],
     ) -> None:
-        """Write and yield a result for each sample that was not begun, because enough others had
-        ended, so that each sample has a result. Samples with an earlier result keep it.
+        """Write and yield a result for each sample that was not begun because enough others had
+        ended. Samples with an earlier result keep it.
         """
         is_last = False
         while not is_last:
@@ -553,7 +553,7 @@ class Batch:
     # -- limits ------------------------------------------------------------------------
 
     def _on_event(self, event: Event) -> None:
-        """Check the limits when a node of a live run begins. May be called in any thread."""
+        """Check the limits when a call of a live run begins. May be called in any thread."""
         live = self._live.get(event.program_id)
         if live is None or not isinstance(event, NodeStarted):
             return
@@ -649,7 +649,7 @@ def _message_of(error: BaseException) -> str:
 
 
 def fatal_in(error: BaseException | None) -> BaseException | None:
-    """Search an error and its causes for an error of the engine or of the journal, and return it;
+    """Search an error and its causes for an error that ends the batch (`_FATAL`), and return it;
     None if there is no such error.
     """
     left, seen = [error], set[int]()
@@ -705,10 +705,10 @@ async def batch(
     ``memory``.
 
     With ``out``, each result is written as a line of this file before it is yielded, and a journal
-    is kept next to the file. If the process was killed, the same call resumes the batch, and yields
-    the results in the file first. If you pass a ``runtime``, programs resume only if it has a
-    journal. ``retry`` repeats runs that ``failed``, repeats ``all`` runs, or only computes missing
-    ``scores`` again.
+    (for a graph, its checkpoints) is kept next to the file. If the process was killed, the same
+    call resumes the batch, and also yields the results in the file. If you pass a ``runtime``,
+    programs resume only if it has a journal. ``retry`` repeats the runs that failed or were stopped
+    (``failed``) or all runs (``all``), or only computes missing scores again (``scores``).
 
     Each input has ``samples`` runs, and at most ``max_live`` runs are live at once. Each run has
     the limits ``max_tokens_total``, ``max_calls`` and ``timeout`` (seconds). When the share
@@ -720,9 +720,9 @@ async def batch(
     tokens that the model wrote. If ``tokens`` is the name of a file, they are written to this file,
     too. Then ``out`` must be set.
 
-    Raises `UsageError` for arguments and inputs that cannot be used, and `EngineError` or
-    `JournalWriteError` if the batch cannot continue. If a program raises an error, the result of
-    this run has the error.
+    Raises `UsageError` for arguments and inputs that cannot be used, and `EngineError`,
+    `JournalWriteError` or `OSError` if the batch cannot continue. If a program raises an error, the
+    result of this run has the error.
     """
     check_inputs(inputs)
     settings = BatchSettings(
@@ -819,8 +819,7 @@ async def _journal_beside(
 
 
 def _engine(model: str | None, scheduler: SchedulerConfig | None) -> Executor:
-    from agentrt.executors.vllm.engine import VLLMEngine
-    from agentrt.executors.vllm.options import EngineOptions
+    from agentrt.engines import EngineOptions, VLLMEngine
 
     return VLLMEngine(EngineOptions(model=model, scheduler=scheduler or SchedulerConfig()))
 

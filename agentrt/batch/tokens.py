@@ -94,7 +94,7 @@ class TokenFile(OutputFile):
             raise
 
     def _check(self, results: ResultFile) -> None:
-        """Remove lines without a result, and check that all other results have lines."""
+        """Remove lines without a result, and check that all results that are kept have lines."""
         if rest := self.incomplete():
             if not (rest.startswith(_BEGINNING) or _BEGINNING.startswith(rest)):
                 raise self._not_tokens("the last line")

@@ -348,7 +348,8 @@ async def _close(runtime: Runtime, screen: Screen) -> None:
 def _check(job: _BatchJob, target: Target) -> tuple[int, int]:
     """Return the number of results of the whole batch, and how many of them are still missing.
 
-    Raises `InputsError` after it has printed a line for each record that cannot be used.
+    Raises `InputsError` after it has printed a line for each of the first records that cannot be
+    used, and `UsageError` if a result is from another program.
     """
     left = changed = 0
 

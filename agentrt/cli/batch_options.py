@@ -43,13 +43,13 @@ inputs_options = together(
     _batch.text(
         "--input-field",
         "NAME",
-        "Field of a record that holds the program's input.  [default: input, if the record has it, "
-        "else the whole record]",
+        "Field of a record that holds the program's input.  [default: input, if the first record "
+        "has it, else the whole record]",
     ),
     _batch.text(
         "--id-field",
         "NAME",
-        "Field that holds a record's id.  [default: id, if the record has it, else the "
+        "Field that holds a record's id.  [default: id, if the first record has it, else the "
         "record's number]",
     ),
     _batch.several(
@@ -59,14 +59,14 @@ inputs_options = together(
         "Use only records that fulfil this condition. Other operators: !=, <, <=, >, >=, and ~ for "
         "a regular expression. Repeat the option for further conditions.",
     ),
-    _batch.count("--limit", "Use only the first N records."),
+    _batch.count("--limit", "Use only the first N records; --where is applied first."),
     _batch.count("--samples", "Run each input N times.  [default: 1]"),
     _batch.text(
         "--retry",
         "failed|scores|all",
-        "Repeat a part of the batch. failed: repeat the runs that failed; all: repeat every run; "
-        "scores: repeat no run, but compute the scores again for results in which a score is "
-        "missing or raised an error.",
+        "Repeat a part of the batch. failed: repeat the runs that failed or were stopped; all: "
+        "repeat every run; scores: repeat no run, but compute the scores again for results in "
+        "which a score is missing or raised an error.",
         type=click.Choice(["failed", "scores", "all"]),
     ),
     _batch.several(
@@ -78,7 +78,7 @@ inputs_options = together(
     ),
     _batch.count(
         "--max-tokens-total",
-        "Stop a run once its calls have used N tokens of prompts and outputs together.",
+        "Stop a run that begins a call after its calls have used N tokens of prompts and outputs.",
     ),
     _batch.count("--max-calls", "Stop a run that begins more than N calls."),
     _batch.text(

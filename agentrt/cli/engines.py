@@ -27,7 +27,6 @@ from agentrt.executors.history import read as read_history
 from agentrt.executors.replicas import ReplicaSet, RestartedEngine
 from agentrt.executors.replicas.devices import assign_devices, gpus_each, visible_devices
 from agentrt.executors.simulated import SimulatedEngine
-from agentrt.executors.vllm import engine
 from agentrt.executors.vllm.footprint import check_memory, footprint
 from agentrt.executors.vllm.memory import free_memory
 from agentrt.executors.vllm.options import EngineOptions, check_model
@@ -168,7 +167,9 @@ def make_executor(
     if fleet.kind == "simulated":
         return SimulatedEngine(options.scheduler, slots=options.max_num_seqs or 4)
     if fleet.size == 1 and fleet.cluster is None:
-        make_engine = partial(engine.VLLMEngine, options)
+        from agentrt.engines import VLLMEngine
+
+        make_engine = partial(VLLMEngine, options)
         return RestartedEngine(make_engine, notice=notice) if restarts else make_engine()
     router = make_router(fleet.router)
     scheduling, own = options.scheduler, replace(options.scheduler, history=NONE)
@@ -194,6 +195,8 @@ def _here(engines: list[EngineOptions]) -> Callable[[int], Executor]:
     """Return a function that makes the engines on this machine: on its GPUs if it has any, else on
     its CPU, within its memory.
     """
+    from agentrt.engines import VLLMEngine
+
     present = count_gpus()
     if present:
         visible = visible_devices(present, os.environ)
@@ -201,9 +204,9 @@ def _here(engines: list[EngineOptions]) -> Callable[[int], Executor]:
         placed = [
             replace(options, device_ids=ids) for options, ids in zip(engines, devices, strict=True)
         ]
-        return lambda index: engine.VLLMEngine(placed[index])
+        return lambda index: VLLMEngine(placed[index])
     check_memory([footprint(options) for options in engines], free_memory())
-    return lambda index: engine.VLLMEngine(engines[index])
+    return lambda index: VLLMEngine(engines[index])
 
 
 def _on_cluster(engines: list[EngineOptions], fleet: Fleet) -> Callable[[int], Executor]:

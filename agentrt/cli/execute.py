@@ -58,7 +58,7 @@ class Watch:
             self.saw_outside(event)
 
     def saw_outside(self, event: Event) -> None:
-        """Count an event if it starts a call outside the command's programs."""
+        """Count an event outside the command's programs if it starts a call."""
         if isinstance(event, NodeStarted) and event.node.kind is NodeKind.CALL:
             self._outside.append(event)
 

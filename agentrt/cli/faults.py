@@ -47,7 +47,7 @@ _KINDS = {
     "a valid float range": "a number",
     "a valid float": "a number",
 }
-"""click's words for kinds of numbers, each with agentrt's words for it."""
+"""For each of click's words for kinds of numbers, agentrt's words."""
 _NO_TEMPORARY = "No usable temporary directory"
 _ROOMS = ("agentrt.executors", "agentrt.graph", "agentrt.integrations", "agentrt.serving")
 
@@ -152,6 +152,9 @@ def _unwritten(error: BaseException) -> int:
                 f"{_KEY_LOG}={leaf.filename!r}: {str(leaf.strerror).lower()}; name a file that can "
                 f"be written, or unset {_KEY_LOG}"
             )
+            return USAGE
+        if isinstance(leaf, OSError) and leaf.errno == errno.ENAMETOOLONG and leaf.filename:
+            _say(f"{str(leaf.filename)[:60]}…: the name of this file is too long; shorten it")
             return USAGE
         if isinstance(leaf, OSError) and leaf.errno in _CLOSED and leaf.filename:
             _say(

@@ -258,12 +258,12 @@ class Invocation:
     arguments: Sequence[str] = ()
 
     def answering(self, thread: str | None, ids: Sequence[str]) -> str:
-        """Return the command that answers the questions ``ids`` of ``thread``. Without ids the
-        command only resumes the thread.
+        """Return the command that answers the questions ``ids`` of ``thread``. With a thread and
+        without ids, the command only resumes the thread.
 
         ``thread`` is None if the thread ends with this process. Then the graph runs again from its
         start and its questions get new ids, so the command can answer a single question only. For
-        several questions, the command runs the graph again with a checkpointer in a file.
+        any other number of questions, it runs the graph again with a checkpointer in a file.
         """
         border = self.arguments.index("--") if "--" in self.arguments else len(self.arguments)
         own, flags = list(self.arguments[:border]), self.arguments[border:]

@@ -1,7 +1,7 @@
 """Questions to a human: answered by prepared answers, or asked on the terminal.
 
-A program's question has a form that its answer must fit. A graph's questions have ids, and accept
-any value.
+A program's question has a form that its answer must fit. A graph's questions have ids, and
+their prepared answers may be any value.
 """
 
 from __future__ import annotations

@@ -79,8 +79,10 @@ def read_journal_at(name: str) -> Iterator[Store]:
             from agentrt.cli.journals import postgres_journal
             from agentrt.serving.langgraph.database.connections import Address
         except ImportError as error:
+            # The URL is not shown, because it may have a password.
             raise JournalError(
-                f"journal {name}: {error}; run: {install_command('postgres')}"
+                f"a journal in PostgreSQL needs further packages: {error}; run: "
+                f"{install_command('postgres')}"
             ) from error
         store: Store = postgres_journal(Address.parse(name), makes=False)
     else:
@@ -113,7 +115,7 @@ def history_at(file: str, program: str) -> History:
 def ls(file: str, limit: int, kind: str | None, state: str | None, as_json: bool) -> None:
     """List the runs of a journal, newest first.
 
-    A run whose state is 'open' is still running, or was killed.
+    A run whose state is 'open' is running, is parked, or was stopped before its end.
     """
     with read_journal_at(file) as store:
         programs = list(histories(store, type=kind, state=state, limit=limit))

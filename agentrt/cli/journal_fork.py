@@ -33,8 +33,8 @@ Examples:
   agentrt journal fork mine.journal mine-1 --at search mine.py --set search='["tea"]'
   agentrt journal fork mine.journal mine-1 --at '0#3' mine.py --model other --into f.journal
 
-If the command is killed, the same command resumes its fork. After the fork has ended,
-the same command makes another fork.
+If the command is killed or its fork fails, the same command resumes the fork. After the
+fork has returned a result, the same command makes another fork.
 """
 _fork = Options("Fork")
 

@@ -51,7 +51,7 @@ def _node_json(node: PastNode) -> dict[str, Any]:
     ended = {} if node.end is None else node.end._asdict()
     row = {**node.start._asdict(), **ended, "state": node.state}
     fields = {name: parsed(name, value) for name, value in row.items()}
-    # The field "request" has the name of its database column in the JSON.
+    # In the JSON, the field "request" has the name of its database column.
     names = ("asked" if name == "request" else name for name in fields)
     return dict(zip(names, fields.values(), strict=True)) | {"asked": node.request}
 

@@ -112,7 +112,8 @@ async def all_done(journal: Journal | None, starts: Sequence[Start]) -> bool:
     """Return whether the journal has the results of all programs in ``starts``. Such programs need
     no engine.
 
-    Raises `JournalError` if programs of the same type in the journal had another input.
+    Raises `JournalError` if programs of the same type in the journal had another input or were
+    recorded without their content, and `UnrecordableError` if the input cannot be recorded.
     """
     if journal is None:
         return False

@@ -66,7 +66,8 @@ def load_program(target: str) -> LoadedTarget:
 
 def load_all(target: str) -> dict[str, LoadedTarget]:
     """Load all programs and graphs of ``target``, by their names. If the target names one of them,
-    load only this one.
+    load only this one. The programs that a file imports are loaded only if it defines no programs
+    and no graphs.
 
     Raises the errors of `load_program`, and `ProgramLoadError` if two programs have the same name.
     """

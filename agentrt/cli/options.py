@@ -274,8 +274,8 @@ scheduling_options = together(
     scheduling.text(
         "--beta",
         "X",
-        "Under atlas, plas or mlfq, promote a call once its program has waited X times as long as "
-        "the program was served; inf: never.  [default: 8]",
+        "Under atlas, atlas-scalar, plas or mlfq, promote a call once its program has waited X "
+        "times as long as the program was served; inf: never.  [default: 8]",
         type=float,
     ),
     scheduling.text(
@@ -369,6 +369,11 @@ graph_options = together(
         "command is killed.  [default: the graph's own, else memory]",
     ),
 )
+
+
+def run_option(about: str) -> Decorator:
+    """Make the option ``--run``, which takes the id of a run."""
+    return Options("Other").text("--run", "ID", about, former=["--program"])
 
 
 _journal = Options("Journal")

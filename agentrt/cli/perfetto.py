@@ -1,9 +1,9 @@
 """Writing timelines in Chrome's trace format, which Perfetto opens (ui.perfetto.dev).
 
 Each program is shown as a process. Its first track shows when the program was live. Each further
-track is a branch of the program: its nodes are slices, and the phases of a call are slices within
-the call. Arrows lead from a node to the nodes that had to wait for it. Each engine is a process
-with counters: running and waiting calls by level, and steps.
+track belongs to a branch of the program: its nodes are slices, and the phases of a call are slices
+within the call. Arrows lead from a node to the nodes on other tracks that had to wait for it. Each
+engine is a process with counters: running and waiting calls by level, and steps.
 """
 
 from __future__ import annotations

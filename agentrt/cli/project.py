@@ -130,6 +130,13 @@ def _environment(path: Path, env: Any) -> dict[str, Any]:
     values = _read_env(path, env) if isinstance(env, str) else env
     if not isinstance(values, dict):
         raise ProgramLoadError(f"{path}: 'env' must be the name of a file, or an object")
+    for key, value in values.items():
+        is_value = isinstance(value, str | int | float) and "\0" not in str(value)
+        if not is_value or not key or set(key) & {"=", "\0"}:
+            raise ProgramLoadError(
+                f"{path}: 'env' sets {key!r} to {json.dumps(value)}; write a name without '=', "
+                "and a text or a number"
+            )
     return values
 
 

@@ -11,7 +11,7 @@ from urllib.parse import quote
 import click
 
 from agentrt.cli.lazy import LazyGroup
-from agentrt.cli.options import RunOption
+from agentrt.cli.options import run_option
 from agentrt.cli.streams import printable, typed
 
 if TYPE_CHECKING:
@@ -64,14 +64,7 @@ def questions() -> None:
 
 @click.command()
 @server_options
-@click.option(
-    "--run",
-    cls=RunOption,
-    group="Other",
-    former=["--program"],
-    metavar="ID",
-    help="List only the questions of this run.",
-)
+@run_option("List only the questions of this run.")
 @click.option("--thread", metavar="ID", help="List only the questions of this graph thread.")
 @click.option("--json", "as_json", is_flag=True, help="Print the questions as one JSON list.")
 def ls(url: str, api_key: str | None, run: str | None, thread: str | None, as_json: bool) -> None:
@@ -101,9 +94,9 @@ def answer(question: str, value: str, url: str, api_key: str | None) -> None:
     VALUE is text or JSON, as the question's schema requires: the name or number of a
     choice, yes or no, a number, or an object such as '{"cups": 2}'.
 
-    Exit codes: 0 the server accepted the answer; 1 the question was already answered or
-    had timed out, or the server cannot be reached; 2 the answer does not fit the
-    schema, the question does not exist, or the URL or the API key is invalid.
+    Exit codes: 0 the server accepted the answer; 1 the question is not open any more, or
+    the server cannot be reached; 2 the answer does not fit the schema, the question
+    does not exist, or the URL or the API key is invalid.
     """
     from agentrt.cli.faults import RefusedError
     from agentrt.cli.human import read_choice
@@ -139,8 +132,8 @@ def ask_server(url: str, key: str | None, method: str, path: str, **request: Any
     """Send a request to the server and return the JSON of its answer.
 
     ``request`` are further arguments of httpx's ``request``. Raises `UsageError` for an invalid URL
-    or API key, and for a request that the server rejects as invalid. Raises `RefusedError` for a
-    server that cannot be reached or fails.
+    or API key, and for a request that the server rejects as invalid. Raises `RefusedError` if the
+    server cannot be reached, or rejects the request for another reason.
     """
     import httpx
 
@@ -175,7 +168,7 @@ def ask_server(url: str, key: str | None, method: str, path: str, **request: Any
     why = _why(response)
     if response.status_code == httpx.codes.UNAUTHORIZED:
         raise UsageError(f"{url}: {why}; set the key with --api-key or AGENTRT_API_KEY")
-    is_usage = response.status_code in (400, 404, 413, 422)
+    is_usage = response.status_code in (400, 403, 404, 413, 422)
     raise (UsageError if is_usage else RefusedError)(why)
 
 

@@ -42,8 +42,8 @@ def conclude(
 ) -> int:
     """Write the results, the report and the errors of a finished job. Return the exit code.
 
-    Raises `ConfigError` if the graph or the timeline cannot be written, after everything else
-    has been written.
+    Raises `ConfigError` if the graph or the timeline cannot be written, after the results, the
+    report and the errors have been written.
     """
     losers = [run for run in outcome.runs if failed(run)]
     for run in losers:

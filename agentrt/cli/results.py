@@ -137,7 +137,9 @@ def diff(
 
 
 def _draw(scores: Mapping[Path, dict[str, Any]], plot: Path | None) -> None:
-    """Draw the scores of files of results. Raises `UsageError` if no file has scores."""
+    """Draw the scores of files of results. Raises `UsageError` if no file has scores, or if
+    ``plot`` cannot be written.
+    """
     if plot is None:
         return
     if not any(scores.values()):
@@ -212,13 +214,12 @@ def print_summary(summary: dict[str, Any], console: Console) -> None:
         exceeding = counted(number, "result")
         console.print(f"over the limit {name}: {exceeding} ({', '.join(first)}{rest})")
     tokens = f"{summary['tokens']} tokens ({summary['output_tokens']} of them in outputs)"
-    seconds = summary["seconds"]
     cost = "" if summary["cost"] is None else f", cost {summary['cost']:.4f}"
-    took = ", ".join(f"{name} {length:.1f}" for name, length in seconds.items())
     console.print(f"{summary['calls']} calls, {tokens}, {summary['tools']} tool calls{cost}")
-    console.print(f"seconds per result: {took}")
-    slowest = ", ".join(f"{_named(each)} {each['seconds']:.1f} s" for each in summary["slowest"])
-    console.print(f"slowest: {slowest}")
+    if slowest := [f"{_named(each)} {each['seconds']:.1f} s" for each in summary["slowest"]]:
+        took = ", ".join(f"{name} {length:.1f}" for name, length in summary["seconds"].items())
+        console.print(f"seconds per result: {took}")
+        console.print(f"slowest: {', '.join(slowest)}")
     if summary["scores"]:
         console.print(_score_table(summary["scores"]))
         for name, each in summary["scores"].items():

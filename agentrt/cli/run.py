@@ -79,7 +79,7 @@ human_options = together(
         "interrupt(). Repeat the option for the next question. The answer is text, or JSON if the "
         "question requires JSON. For a graph, ID= chooses among several open questions, and @FILE "
         "stands for the file's content. Questions without a prepared answer are asked on the "
-        "terminal, and with --dashboard on the dashboard, too.",
+        "terminal, and also on the dashboard (--dashboard) and at the broker (--broker).",
         former=("--interrupt-reply",),
     ),
     _program.seconds(
@@ -141,8 +141,8 @@ output_group = together(
 @journal_options
 @Options("Journal").count(
     "--journal-keep",
-    "Number of ended programs whose nodes stay in the journal; of older programs only the result "
-    "stays.  [default: all]",
+    "Number of successful programs whose nodes stay in the journal; of older successful programs "
+    "only the result stays.  [default: all]",
 )
 @engine_group
 @output_group

@@ -113,8 +113,8 @@ _server, _tenants, _events = Options("Server"), Options("Tenants"), Options("Eve
     "--allowed-hosts",
     "allowed_hosts",
     "NAME",
-    "Further host name by which clients may call a server without API keys: a name, *.NAME, or * "
-    "for any name. May be repeated.  [default: localhost only]",
+    "Further host name by which clients may call the server: a name, *.NAME, or * for any name. "
+    "May be repeated.  [default: localhost and the name of --host; with API keys, any name]",
 )
 @_server.flag(
     "--check",

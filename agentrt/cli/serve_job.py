@@ -61,7 +61,8 @@ def read_job(targets: tuple[str, ...], flags: tuple[str, ...], options: dict[str
     """Read the options of `agentrt serve`, and load its targets.
 
     Raises `UsageError` for invalid options, for a file that cannot be loaded, and for targets that
-    have a program or graph of the same name.
+    have a program or graph of the same name, and `ImportFailedError` if a file's own code raised
+    an error.
     """
     engine = engine_options(options, flags, metrics=True)
     options["database"] = options["database"] or default_database()

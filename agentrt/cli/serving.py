@@ -96,7 +96,8 @@ class Serving:
     async def run(self, executor: Executor) -> None:
         """Start the engine, serve until a signal comes, finish the requests, and stop the engine.
 
-        Raises the errors of the start of the engine and of the server's APIs.
+        Raises the errors of the start of the engine and of the server's APIs, and `EngineDiedError`
+        if all engines have died.
         """
         job, keys = self.job, self.keys
         limits_of = dict if keys is None else lambda: keys.limits

@@ -20,7 +20,7 @@ import click
 
 _STEERING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 """Characters that move a terminal's cursor, end a line, or reverse the direction of text, and lone
-surrogates.
+surrogates; but not tabs and line feeds.
 """
 
 

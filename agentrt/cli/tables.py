@@ -25,8 +25,8 @@ from agentrt.journal.analysis.rendering import short
 from agentrt.runtime.run import Run, RunReport
 
 _EACH = 8
-"""Maximum number of programs for which each program has a row. If there are more programs, only the
-slowest programs have rows.
+"""Up to this number of programs, each program has a row. If there are more, only the slowest have
+rows.
 """
 _SLOWEST = 3
 _PATH_NODES = 8
@@ -137,7 +137,9 @@ def _table(*columns: str, bar: bool = False) -> Table:
 
 
 def share_bar(shares: Shares, cells: int = _BAR_CELLS) -> Text:
-    """Draw a bar of exactly ``cells`` characters, which shows each share in a colour of its own."""
+    """Draw a bar of ``cells`` characters, which shows each share in a colour of its own. The bar is
+    empty if all shares are 0.
+    """
     whole = sum(shares)
     bar, filled, so_far = Text(), 0, 0.0
     for part, colour, glyph in zip(shares, _COLOURS, _GLYPHS, strict=True):
@@ -183,8 +185,8 @@ class Shares(NamedTuple):
     """A program's wall time in seconds, split into four parts that add up to the wall time.
 
     If several things happen at the same time, the time counts for the first of these that applies:
-    a call is served, a call waits, a tool or a human works. ``other`` is the time when none of
-    these happened.
+    a call is served; a call waits; a tool, a human or an event is awaited. ``other`` is the time
+    when none of these happened.
     """
 
     service: float = 0.0
@@ -256,9 +258,14 @@ def elastic_name(program_id: str) -> Elastic:
 
 
 def fit_name(program_id: str, cells: int) -> Text:
-    """Shorten an id to ``cells`` characters, but always keep its number and one letter."""
+    """Shorten an id to ``cells`` characters. A number at its end is always kept, and so is the
+    first letter. Another end after a dash is kept if there is room.
+    """
     if cell_len(program_id) <= cells:
         return Text(program_id)
-    _, dash, number = program_id.rpartition("-")
-    head = set_cell_size(program_id, max(1, cells - 1 - len(dash + number)))
-    return Text(f"{head}…{dash}{number}")
+    _, dash, end = program_id.rpartition("-")
+    tail = f"{dash}{end}"
+    if cell_len(tail) > cells - 2 and not (dash and end.isdecimal()):
+        tail = ""
+    head = set_cell_size(program_id, max(1, cells - 1 - cell_len(tail)))
+    return Text(f"{head}…{tail}")

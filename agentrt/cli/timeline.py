@@ -28,9 +28,9 @@ class Slice:
     are seconds on one clock for all slices.
 
     ``kind`` is ``program``, ``call``, ``tool``, ``human`` and so on; for a phase of a call it is a
-    reason of `agentrt.request.spans`. ``about`` holds further facts, which the viewer shows. A node
-    has a ``key`` and the keys of its ``parents``, and is shown on the tracks of its ``branch``. The
-    phases of a call are in ``inner``.
+    reason of `agentrt.journal.analysis.wall`. ``about`` holds further facts, which the viewer
+    shows. A node has a ``key`` and the keys of its ``parents``, and is shown on the tracks of its
+    ``branch``. The phases of a call are in ``inner``.
     """
 
     name: str

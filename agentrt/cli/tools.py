@@ -41,8 +41,8 @@ class ToolSources:
     others: Sequence[ToolTransport] = ()
 
     def transports(self, tell: Callable[[str], None]) -> list[ToolTransport]:
-        """Make the transports to the sources. ``tell`` gets a line when a connection is lost or
-        restored.
+        """Make the transports to the sources. ``tell`` gets a line when the connection to
+        an MCP server is lost or restored.
         """
         transports: list[ToolTransport] = []
         if self.mcp:

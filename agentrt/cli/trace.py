@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from agentrt.cli.options import RunOption
+from agentrt.cli.options import run_option
 
 _EPILOG = """\b
 Examples:
@@ -22,19 +22,12 @@ its programs run. 'agentrt run --trace FILE' needs no journal. Exit codes: 0 wri
 @click.command(epilog=_EPILOG)
 @click.argument("file", metavar="FILE")
 @click.argument("out", metavar="OUT", type=click.Path(path_type=Path))
-@click.option(
-    "--run",
-    cls=RunOption,
-    group="Other",
-    former=["--program"],
-    metavar="ID",
-    help="Write only this run.  [default: all]",
-)
+@run_option("Write only this run.  [default: all]")
 def trace(file: str, out: Path, run: str | None) -> None:
     """Write the runs of a journal to OUT, as a timeline for Perfetto.
 
     Each run is shown as a process, and its branches as tracks: calls with the reasons for
-    their waits, tools, questions to humans, and events. Each engine has counters: running calls,
+    their waits, tools, questions to humans, and events. Each engine has counters: running and
     waiting calls by level, and steps. FILE may be the postgresql:// URL of a server's database.
     """
     from agentrt.cli.journal import read_journal_at

@@ -51,8 +51,8 @@ def show(url: str, api_key: str | None) -> None:
 @click.option(
     "--clear-cache",
     is_flag=True,
-    help="Let calls that continue compute the keys and values of their earlier tokens again, with "
-    "the new weights.",
+    help="Empty the prefix cache, and let calls that continue compute the keys and values of their "
+    "earlier tokens again, with the new weights.",
 )
 @click.option(
     "--max-staleness",

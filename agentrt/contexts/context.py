@@ -117,7 +117,8 @@ class TokenContext:
 
     def drop(self) -> None:
         """Give up the context, so that blocks that are cached only for it are evicted first.
-        Idempotent.
+        Idempotent. Afterwards, forking, changing, saving, generating or scoring raises
+        `UsageError`.
         """
         if not self._dropped:
             self._dropped = True
@@ -176,6 +177,7 @@ class TokenContext:
 
         Raises:
             ConfigError: An argument is not valid.
+            UsageError: The context was dropped, or is generating.
             PromptTooLongError: The tokens leave no room for an output in the model's context.
             CallRejectedError: The engine does not support an argument.
         """
@@ -243,7 +245,8 @@ class TokenContext:
         """Return the ``k`` likeliest next tokens with their log probabilities, the likeliest first.
 
         With ``allowed``, only these tokens (at most 128) are considered. The context is not
-        changed.
+        changed. Raises `ConfigError` if the context is empty, ``k`` is below 1, or ``allowed`` has
+        no or too many tokens.
         """
         if k < 1:
             raise ConfigError(f"next_tokens(k={k}): k must be at least 1")

@@ -48,7 +48,8 @@ async def steered(
     """Generate the output after the prompt of ``spec``, with as few calls as possible.
 
     Where the automaton allows only one token, no call is needed. Raises `ConfigError` if the
-    automaton allows a value that is neither a token id nor `END`.
+    automaton allows a value that is neither a token id nor `END`, and `CallRejectedError` if the
+    engine cannot follow the automaton.
     """
     output, state = _Output(spec, read), automaton.start
     while output.finish_reason is None:

@@ -119,13 +119,13 @@ class StreamReading(Generic[T]):
 
 
 class Notification(NamedTuple):
-    """A notification of what a program does while it has no call in the engine.
+    """A notification of what a program does outside the engine.
 
-    With ``kind`` ``tool`` or ``human``, the program begins to wait for the tool called ``name`` or
-    for a human; with ``returned`` or ``answered``, this wait has ended. An engine can use these
-    notifications to keep the program's context in its cache for the next call. With ``dropped``,
-    the program will not use again what its call with the id ``name`` has computed, except the
-    first ``tokens`` tokens of the call.
+    With ``kind`` ``tool`` or ``human``, the program begins to wait for the tool or event called
+    ``name``, or for a human; with ``returned`` or ``answered``, this wait has ended. An engine can
+    use these notifications to keep the program's context in its cache for the next call. With
+    ``dropped``, the program will not use again what its call with the id ``name`` has computed,
+    except the first ``tokens`` tokens of the call.
     """
 
     program_id: str
@@ -256,7 +256,7 @@ class Executor(ABC):
     async def add_adapter(self, model: str, adapter: Any) -> None:
         """Load a LoRA adapter (vLLM's ``LoRARequest``) of ``model``.
 
-        Raises `CallRejectedError` if it cannot be loaded.
+        Raises `CallRejectedError` if it cannot be loaded, and `EngineDiedError` if the engine dies.
         """
 
     # -- weights -----------------------------------------------------------------------

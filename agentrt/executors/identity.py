@@ -29,7 +29,8 @@ _sent = attrgetter(*_SENT)
 
 
 class RequestIdentity(NamedTuple):
-    """The identity of a vLLM request, with the fields of `Identity`; times are in seconds.
+    """The identity of a vLLM request, with the fields of `Identity` except ``parents``; times are
+    in seconds.
 
     ``report`` says that the client wants a report of its call, and ``lone`` that the request is a
     program of its own. This is a tuple, because the engine core creates one for every call, and

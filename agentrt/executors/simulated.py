@@ -206,7 +206,7 @@ class SimulatedEngine(Executor):
                 call.item.output.put_nowait(None)
 
     def _choose(self, now: float) -> None:
-        """Promote, preempt and admit, as an engine does before a step."""
+        """Promote, preempt and start calls, as an engine does before a step."""
         core, running = self._core, self._running
         core.refresh_priorities(now)
         core.promote(now)

@@ -62,9 +62,10 @@ async def update_engines(
     """Replace the weights of all ``engines``, and return the new weights.
 
     Engines that were paused before the update stay paused. An engine that dies meanwhile is left
-    out; the code that starts it again must load the weights. Raises `WeightsError` if the engines
-    cannot use the folder, `EngineError` if an engine could not load it, and `EngineDiedError` if no
-    engine is left. After an error, all engines that are alive have their old weights.
+    out; the code that starts it again must load the weights. Raises `ConfigError` if an engine
+    cannot update its weights, `WeightsError` if the engines cannot use the folder, `EngineError` if
+    an engine could not load it, and `EngineDiedError` if no engine is left. After an error, all
+    engines that are alive have their old weights.
     """
     old = engines[0].weights
     marks, engines = await _survivors(engines, lambda each: each.check_weights(folder))

@@ -24,9 +24,9 @@ class Frontier:
     Each thread remembers its *base*: the frontier that it got when it was forked. If a thread joins
     only threads that it has forked itself, its new frontier is computed by set operations on the
     bases of these threads. The cost is O(1) for each operation and each new node. If a thread joins
-    a thread that another thread has forked, its frontier may get nodes that are ancestors of other
-    nodes in it. Such a frontier is *mixed*; before the next node, `prune` removes the ancestors by
-    a search in the DAG.
+    a thread that another thread has forked, the frontier of the joining thread may get nodes that
+    are ancestors of its other nodes. Such a frontier is *mixed*; before the next node, `prune`
+    removes the ancestors by a search in the DAG.
     """
 
     __slots__ = (
@@ -82,7 +82,7 @@ class Frontier:
 
         ``parents`` are the parents with which the node was emitted. If two nodes of the thread
         overlap, as with OS threads that share a scope, the parents are not the whole frontier, and
-        both nodes stay in it.
+        both nodes stay in the frontier.
         """
         if parents is self._view or parents == self.ids:
             self._view, self._ids = (node_id,), None

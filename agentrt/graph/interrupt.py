@@ -1,9 +1,9 @@
 """Interrupts: the details and the progress of a node that is a tool, a question or an event.
 
-The state of an interrupt is the state of its node. An interrupt may wait for a free worker, then
-runs, possibly with progress reports and new attempts, and then is done, failed, cancelled, expired
-(its deadline has passed), or interrupted (its program ended or was parked, and the question is
-still open).
+The state of an interrupt is the state of its node. An interrupt may wait for a free worker. Then it
+runs, possibly with progress reports and new attempts. At its end, it is done, failed, cancelled,
+expired (its deadline has passed), or interrupted (its program was parked, or returned while this
+question to a human was open).
 """
 
 from __future__ import annotations

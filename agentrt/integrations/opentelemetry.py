@@ -35,7 +35,7 @@ from opentelemetry.trace import (
 )
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from agentrt.errors import ConfigError
+from agentrt.errors import ConfigError, text_of
 from agentrt.executors.base import Chunk, Executor, ForwardingExecutor
 from agentrt.executors.info import display_name
 from agentrt.graph import Node, NodeKind, NodeState
@@ -206,7 +206,8 @@ def _named(report: Any, names: tuple[str, ...]) -> dict[str, Any]:
 
 
 def _first_line(error: BaseException | None) -> str:
-    return f"{type(error).__name__}: {error}".partition("\n")[0]
+    assert error is not None
+    return f"{type(error).__name__}: {text_of(error)}".partition("\n")[0]
 
 
 class TracedExecutor(ForwardingExecutor):

@@ -27,8 +27,8 @@ class ToolContext(Protocol):
         ``schema``; without a schema, the answer is a text.
 
         A function that is not async can call ``asyncio.run(context.ask(…))``. Raises
-        `InterruptExpiredError` after a timeout, and `QuestionClosedError` if the question is
-        withdrawn.
+        `InterruptExpiredError` if nobody answers in time, and `QuestionClosedError` if the question
+        is withdrawn, for example because the tool's call has ended.
         """
 
 

@@ -32,7 +32,8 @@ class ToolOptions:
 
     Attributes:
         timeout: Maximum seconds of each attempt; None means no limit.
-        retries: Maximum number of further attempts after a failed attempt.
+        retries: Maximum number of further attempts after a failed attempt. After the death of its
+            process, an idempotent tool may be tried two more times.
         concurrency: Maximum number of calls of the tool that run at the same time, over all
             programs.
         idempotent: Whether the tool may run twice for a call without harm. Only an idempotent tool

@@ -22,6 +22,7 @@ from collections.abc import Callable, Mapping
 from types import ModuleType, TracebackType
 from typing import Any
 
+from agentrt.errors import text_of
 from agentrt.graph import Progress
 from agentrt.interrupts.frames import (
     LENGTH,
@@ -181,7 +182,7 @@ def _raised(error: BaseException) -> Raised:
     trace = error.__traceback__
     while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
         trace = trace.tb_next
-    return Raised(_carried(error), type(error).__name__, str(error)[:MAX_BYTES], _text(trace))
+    return Raised(_carried(error), type(error).__name__, text_of(error)[:MAX_BYTES], _text(trace))
 
 
 def _carried(error: BaseException) -> bytes | None:

@@ -132,8 +132,11 @@ def _checked(value: Any, without: object = None) -> str:
     """
     text, doubtful = _text(value, without)
     if doubtful:
-        again, _ = _text(loads(text), None)
-        if again != text:
+        # A field that is left out has its default when it is read back, and most defaults that are
+        # objects are written. So the whole value is compared.
+        whole = text if without is None else _text(value, None)[0]
+        again, _ = _text(loads(whole), None)
+        if again != whole:
             raise UnkeptError("which a journal would read back as a different value")
     return text
 
@@ -149,7 +152,7 @@ def _text(value: Any, without: object) -> tuple[str, bool]:
         try:
             return orjson.dumps(made).decode(), writer.doubtful
         except TypeError:  # an integer of more than 64 bits, or half of a surrogate pair
-            careful = CarefulValueWriter(None, writer.shared)
+            careful = CarefulValueWriter(without, writer.shared)
             made = careful.write(value, 0)
             return json.dumps(made, separators=(",", ":")), True
     except UnkeptError:

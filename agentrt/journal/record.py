@@ -220,13 +220,12 @@ class ProgramRecord:
             change = f"the journal has {recorded!r} there, but the code now runs {code_node!r}"
             if recorded == code_node:
                 change = f"in {code_node!r}, {difference(past.request_text, shown(request))}"
-            self.diverged = DivergenceError(
-                f"run {self.id} diverged from its journal at node {start.node} (in "
-                f"{start.scope}): {change}{self._code_changed}. Restore the code or the data, mark "
-                "the change with ctx.patched(NAME), or run everything from there anew with "
-                "--on-divergence rerun"
+            raise self.divergence(
+                start,
+                change,
+                "mark the change with ctx.patched(NAME), or run everything from there anew with "
+                "--on-divergence rerun",
             )
-            raise self.diverged
         self.order.drop(start.node)
         # The old rows stay in the journal, because later requests may be recorded as differences
         # from their requests.
@@ -236,6 +235,17 @@ class ProgramRecord:
             self._gone[row.node] = row.attempt + 1
             empty = "", "", "", "", ""
             self.put(StartRow(self.id, row.node, row.attempt + 1, GONE, *empty, self.now()))
+
+    def divergence(self, start: StartRow, change: str, advice: str) -> DivergenceError:
+        """Keep and return the error for code that differs from the recorded code at a node.
+
+        ``advice`` says what a user can do other than to restore the code or the data.
+        """
+        self.diverged = DivergenceError(
+            f"run {self.id} diverged from its journal at node {start.node} (in {start.scope}): "
+            f"{change}{self._code_changed}. Restore the code or the data, {advice}"
+        )
+        return self.diverged
 
     def patched(self, at: Place, name: str, scope: str) -> bool:
         """Return whether the new code of the change ``name`` must run. The result is False if the

@@ -1,8 +1,9 @@
 """The tables of a journal, and their rows.
 
-The rows of programs and nodes are only added, with two exceptions: a node that is cancelled while
-its result is being written gets another end, and old programs may be deleted. `docs/durability.md`
-tells users how to read the tables by SQL.
+The rows of programs and nodes are only added, with two exceptions. Old programs may be deleted.
+And a node gets another end if it was cancelled while its result was being written, or if its result
+could not be recorded and the program continued after the error. `docs/durability.md` tells users
+how to read the tables by SQL.
 """
 
 from __future__ import annotations

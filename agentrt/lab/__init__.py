@@ -1,6 +1,7 @@
 """The laboratory, which simulates agentrt and measures it on a user's own workload.
 
-No other part of agentrt imports it. Benchmarks of the project itself are in ``benchmarks``.
+No other part of agentrt imports it, except the command line when it runs one of the laboratory's
+commands. Benchmarks of the project itself are in ``benchmarks``.
 
 - ``workloads``: programs, read from traces, and their arrival times.
 - ``backends``: the engines that run the calls of programs: vLLM's scheduler in virtual time, or
@@ -8,6 +9,6 @@ No other part of agentrt imports it. Benchmarks of the project itself are in ``b
 - ``engine``: engines for measurements: without a model, in virtual time, or with a probe.
 - ``runs``: single runs and grids of runs, in separate processes; replays on real engines.
 - ``reports``: comparisons, tables and drawings.
-- ``commands``: ``agentrt compare``, ``replay``, ``simulate`` and ``calibrate``, and the options
-  that they share.
+- ``commands``: ``agentrt compare``, ``journal replay``, ``simulate`` and ``calibrate``, and the
+  options that they share.
 """

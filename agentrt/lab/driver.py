@@ -1,4 +1,4 @@
-"""The driver, which runs the shapes of programs on a backend. All studies and benchmarks use it.
+"""The driver, which runs the shapes of programs on a backend. Most studies and benchmarks use it.
 
 Programs arrive at the times in their shapes. A call is emitted when its parents have ended and its
 gap is over. With the call, the backend gets the attained service of the program, and the length of

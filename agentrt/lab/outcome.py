@@ -66,9 +66,9 @@ class Outcome:
 
     ``ideal_s`` is the latency that the program would have if no call ever waited; NaN if it is
     unknown. ``service_s`` and ``waiting_s`` are sums over the program's calls. ``tool_s`` is the
-    sum of the gaps between the calls, in which tools run. ``steps`` is the number of engine steps
-    from the arrival of the first call to the end of the last call. ``calls`` are the calls for
-    which the engine has reported spans.
+    sum of the gaps before calls and of the time after the last call; tools, humans or the program's
+    own code run then. ``steps`` is the number of engine steps from the arrival of the first call to
+    the end of the last call. ``calls`` are the calls for which the engine has reported spans.
     """
 
     program_id: str
@@ -132,7 +132,7 @@ class Summary:
     - ``slowdown`` is the latency divided by the ideal latency, averaged over programs.
     - ``mean_steps`` and ``p95_steps`` are latencies in engine steps.
     - ``balance`` is the busy time of the busiest engine, divided by the mean of all engines.
-    - ``steady_per_s`` is the number of programs that ended before the last arrival, and
+    - ``steady_per_s`` is the number of programs that ended by the last arrival, and
       ``offered_per_s`` the number of all programs, both divided by the time from the first to the
       last arrival; None if all programs arrived at once.
     - ``prefix_hit_share`` is the share of prompt tokens that were in the prefix cache, and

@@ -208,7 +208,8 @@ class Context:
         """Run a tool with named ``arguments``, such as the arguments of a model's tool call:
         ``call_tool(tools[call.name], call.arguments)``.
 
-        The options, the result and the errors are the same as for `tool`.
+        The options, the result and the errors are the same as for `tool`. Raises `ConfigError` if
+        ``arguments`` is not a mapping.
         """
         if not isinstance(arguments, Mapping):
             raise ConfigError(
@@ -266,8 +267,8 @@ class Context:
         ``schema`` is a JSON schema, or a type that pydantic supports, such as a model class. For a
         type, the answer is an instance of the type. If no answer has come after ``timeout``
         seconds, return ``default``, or raise `InterruptExpiredError` if there is no default.
-        Without a timeout, wait without limit. Raises `ConfigError` for an invalid question or an
-        invalid timeout.
+        Without a timeout, wait without limit. Raises `ConfigError` for an invalid schema, for
+        invalid choices, and for an invalid timeout.
         """
         form = answer_form(schema, choices)
         if timeout is not None and not 0 < timeout < math.inf:
@@ -296,7 +297,9 @@ class Context:
         return Events(topic, lambda feed: self._emitter.event(feed, timeout, after))
 
     async def sleep(self, seconds: float, *, after: Iterable[Reply] = ()) -> None:
-        """Sleep for a number of seconds. A resumed program sleeps only for the remaining time."""
+        """Sleep for a number of seconds. A resumed program sleeps only for the remaining time.
+        Raises `ConfigError` for a number that is negative or not finite.
+        """
         if not 0 <= seconds < math.inf:
             raise ConfigError(f"sleep() takes a finite number of at least 0 seconds, got {seconds}")
         await self._emitter.sleep(seconds, after)
@@ -344,8 +347,8 @@ class Context:
         iterations before the last recorded state: its first call of the function returns this
         state. So the state must contain everything that the loop changes.
 
-        The function raises `UsageError` while another task of the program is open, and for a state
-        that a journal cannot record.
+        The function raises `UsageError` if it is called at two places of the code, while another
+        task of the program is open, or with a state that the journal cannot record.
         """
         return self._emitter.checkpoint()
 

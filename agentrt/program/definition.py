@@ -40,7 +40,7 @@ _SHOWN = 80
 
 class Program:
     """An agent program: an async function whose parameters are a `Context` and, if needed, an
-    input.
+    input. Any other function raises `ConfigError`.
 
     ``name`` is the program's type. If the program ``owns_tasks``, the tasks that its code starts
     are cancelled at its end. Calling a `Program` calls the function itself.

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from agentrt.errors import text_of
 from agentrt.request import Message, ToolCall
 
 Part = Mapping[str, Any]
@@ -56,7 +57,7 @@ class ToolResult:
 
     def _content(self) -> str | list[Part]:
         if self.error is not None:
-            return f"Error: {type(self.error).__name__}: {self.error}"
+            return f"Error: {type(self.error).__name__}: {text_of(self.error)}"
         if isinstance(self.value, str):
             return self.value
         if not (parts := _parts_of(self.value)):

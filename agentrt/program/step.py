@@ -129,7 +129,7 @@ class Stepper:
 
     async def _run_late(self, call: ToolCall) -> Any:
         if (known := self.tools.get(call.name)) is None:
-            names = ", ".join(self.tools)
+            names = ", ".join(self.tools) or "none"
             raise UnknownToolError(
                 f"unknown tool {call.name!r}; available: {names}", name=call.name
             )

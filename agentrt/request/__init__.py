@@ -88,11 +88,11 @@ class CallSpec:
 
     Schedulers and routers read the other fields. The runtime and the server set some of them after
     the call was rendered, such as ``seed`` and ``cache_salt``. ``max_tokens`` is the maximum number
-    of output tokens. ``temperature`` 0 is greedy decoding. If ``seed`` is None, the runtime
-    chooses one and records it, so that the call can be repeated with the same result.
-    ``ignore_eos`` continues to ``max_tokens`` even if the model ends its output. Calls with
-    different ``cache_salt`` do not share cached prefixes. ``model`` is the name of a served model;
-    None means the first served model. With ``with_logprobs``, the engine's reply has
+    of output tokens. ``temperature`` 0 is greedy decoding. If ``seed`` is None and the temperature
+    is above 0, the runtime chooses a seed and records it, so that the call can be repeated with the
+    same result. ``ignore_eos`` continues to ``max_tokens`` even if the model ends its output. Calls
+    with different ``cache_salt`` do not share cached prefixes. ``model`` is the name of a served
+    model; None means the first served model. With ``with_logprobs``, the engine's reply has
     ``token_logprobs`` for each output token, even if the program did not request them.
     """
 
@@ -272,12 +272,13 @@ class TokenLogprob:
 class Reply(ReadsAsText):
     """The reply to a call.
 
-    ``parsed`` is the JSON value if the call had a schema, else None. ``finish_reason`` is ``stop``,
-    ``length``, ``tool_calls``, or another reason of the engine. ``reasoning`` is the model's
-    reasoning before its answer, "" if there is none. Tool calls that were cut off are in
-    ``invalid_tool_calls``. If ``n`` was above 1, ``choices`` has all answers as replies, and this
-    reply is its first item. ``node`` is the id of the call's node in the DAG of its run, and
-    ``run_id`` is the id of this run.
+    ``parsed`` is the text's JSON value if the call had a schema; None without a schema, with tool
+    calls, and for a text that is not JSON. ``finish_reason`` is ``stop``, ``length``,
+    ``tool_calls``, or another reason of the engine. ``reasoning`` is the model's reasoning before
+    its answer, "" if there is none. Tool calls that were cut off are in ``invalid_tool_calls``. If
+    ``n`` was above 1, ``choices`` has all answers as replies, and this reply is its first item.
+    ``node`` is the id of the call's node in the DAG of its run, and ``run_id`` is the id of this
+    run.
 
     An engine also yields a reply with a call's last piece of output. For a call whose prompt is
     token ids, this is the reply that the program gets. For a chat that a front end formats, the

@@ -17,11 +17,11 @@ class CallTokens:
     """The tokens of one engine call: the tokens of the prompt, and the tokens that the model wrote.
 
     The prompt is recorded as a difference to an earlier call of the same program, whose key is
-    ``base``. The first ``shared`` tokens are the first tokens of the earlier call's prompt and
-    output together; ``prompt`` has all tokens after these. So a growing chat is not recorded again
-    with each of its calls. ``key`` is unique in the program. ``logprobs`` are the natural log
-    probabilities of the ``written`` tokens, packed by `pack`. ``versions`` are the versions of the
-    weights that wrote the tokens (`agentrt.request.weights.Versions`).
+    ``base`` ("" if there is none). The first ``shared`` tokens are the first tokens of the earlier
+    call's prompt and output together; ``prompt`` has all tokens after these. So a growing chat is
+    not recorded again with each of its calls. ``key`` is unique in the program. ``logprobs`` are
+    the natural log probabilities of the ``written`` tokens, packed by `pack`. ``versions`` are the
+    versions of the weights that wrote the tokens (`agentrt.request.weights.Versions`).
     """
 
     key: str

@@ -14,7 +14,7 @@ from agentrt.errors import ConfigError
 PauseMode = Literal["abort", "wait", "keep"]
 """The ways to treat the calls in an engine when generation pauses, under vLLM's names:
 
-- ``abort``: calls whose output nobody has read yet begin again afterwards.
+- ``abort``: calls whose output nobody has read yet begin again afterwards, and others continue.
 - ``wait``: calls that have begun are finished before the pause.
 - ``keep``: calls stop where they are and continue afterwards.
 """

@@ -46,7 +46,8 @@ def router_names() -> list[str]:
 def make_router(name: str) -> Router:
     """Make the router with this name. A name of the form ``NAME:option=number:…`` sets options.
 
-    Raises `ConfigError` for an unknown router or option, and for an invalid value.
+    Raises `ConfigError` for an unknown router or option, for an invalid value, and for a router
+    that cannot be loaded.
     """
     name, _, options = name.partition(":")
     router = _router_class(name)
@@ -80,7 +81,10 @@ def _router_class(name: str) -> type[Router]:
         try:
             router = point.load()
         except Exception as error:
-            raise ConfigError(f"cannot load router {name!r} ({point.value}): {error}") from error
+            raise ConfigError(
+                f"cannot load router {name!r} ({point.value}): {error}; repair the package that "
+                "offers it, or use another router"
+            ) from error
         if not (isinstance(router, type) and issubclass(router, Router)) or isabstract(router):
             raise ConfigError(
                 f"router {name!r} ({point.value}) is not a complete subclass of "

@@ -1,9 +1,9 @@
 """The KV events of an engine: batches of stored and removed blocks, and the reader that puts the
 batches in order.
 
-Batches are numbered. If a batch is missing, the reader's data is no longer correct, so the reader
-requests a snapshot: a batch that replaces all earlier data. The reader handles batches that arrive
-late, twice or in another order.
+Batches are numbered. If a batch is missing, the reader's data is no longer correct, so a snapshot
+is needed: a batch that replaces all earlier data. The reader handles batches that arrive late,
+twice or in another order.
 """
 
 from __future__ import annotations

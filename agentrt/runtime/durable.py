@@ -34,14 +34,14 @@ class Durable:
     options: Mapping[str, Any] = field(default_factory=dict)
     """Options that are stored with the program, as JSON, for the code that resumes it."""
     id: str | None = None
-    """The whole id of the program; set for a fork, instead of ``number``."""
+    """The whole id of the program, instead of ``number``; set for forks and for runs of a batch."""
     draws_as: str = ""
     """The id of another program whose random seeds this program repeats; "" if it draws new
     seeds.
     """
     skips: bool = False
-    """Whether values that cannot be recorded are left out, because nobody will resume this
-    program.
+    """Whether values that cannot be recorded are left out. If False, the journal's option ``skips``
+    decides.
     """
 
 

@@ -288,8 +288,8 @@ class LiveEmitter:
     async def find_tool(self, name: str, timeout: float | None = None) -> Tool:
         """Return the tool with this name from the transport that offers it.
 
-        Raises `UnknownToolError` if there is no such tool, and `InterruptExpiredError` if the
-        transports have not answered after ``timeout`` seconds.
+        Raises the errors of `Toolbox.find`, and `InterruptExpiredError` if the transports have not
+        answered after ``timeout`` seconds.
         """
         bound = asyncio.timeout(timeout)
         try:

@@ -33,7 +33,7 @@ from typing import Any, TypeVar, cast
 
 from agentrt import tracking
 from agentrt.contexts.saved import SavedContext
-from agentrt.errors import DivergenceError, ToolLostError, UnrecordableError, text_of
+from agentrt.errors import ToolLostError, UnrecordableError, text_of
 from agentrt.executors.base import Chunk
 from agentrt.executors.chat_api import Answer, Frontend, Request
 from agentrt.graph import NodeKind
@@ -442,9 +442,11 @@ class Recorded:
             raise
         await node.program.order.answer(node.place)
         if isinstance(recorded, Broken):
-            raise DivergenceError(
-                f"run {self._live.run.id}: the recorded run had closed the stream of node "
-                f"{node.place} at this piece, but the code now reads on"
+            # ``--on-divergence rerun`` cannot help, since the code has read a part of the answer.
+            raise node.program.divergence(
+                node.start,
+                "the recorded run had closed the stream at this piece, but the code now reads on",
+                "or mark the change with ctx.patched(NAME)",
             )
 
     async def _recall(

@@ -69,9 +69,9 @@ class TokenLog:
     """The tokens of one run. It must be used on the event loop of the runtime.
 
     ``complete`` is False if the tokens of some calls are missing, because an earlier process did
-    not record them. ``rewards`` are the program's rewards (`Context.reward`) by their keys.
-    ``closed`` has the calls whose streams the program closed before the end, by the places of their
-    nodes, until the journal records them.
+    not record them or the engine did not report them. ``rewards`` are the program's rewards
+    (`Context.reward`) by their keys. ``closed`` has the calls whose streams the program closed
+    before the end, by the places of their nodes, until the journal records them.
 
     Without a journal, ``keep`` may record each call; it is awaited before the program gets the
     reply. ``task`` returns the name of the task that runs now. A task that was running when its

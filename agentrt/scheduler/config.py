@@ -1,6 +1,6 @@
 """The settings of the scheduler: policy, queue levels, quanta, anti-starvation, preemption.
 
-Imports the standard library only, because the settings are sent to the engine core as plain JSON.
+The settings are sent to the engine core as plain JSON (`SchedulerConfig.to_dict`).
 """
 
 from __future__ import annotations
@@ -81,15 +81,15 @@ class SchedulerConfig:
     after its last call; ``cost`` evicts last the blocks whose loss is expected to cost most.
     ``admission`` decides which programs' calls may run at all: with ``off`` all programs, with
     ``cap`` at most ``admission_cap`` programs, with ``memory`` as many programs as fit into the KV
-    cache with their contexts. Under ``memory``, a program that has waited for admission for
-    ``ttft_target`` seconds is admitted even if it does not fit; None sets no such target. If the
-    retention or the admission is not set (left out, or None), the policy decides: ``cost`` and
-    ``memory`` with ``adaptive`` and ``longest-remaining``, ``lru`` and ``off`` with every other
-    policy, so that ``fcfs`` alone schedules like stock vLLM. `dataclasses.replace` with another
-    policy changes them, too.
+    cache with their contexts; ``package.module:Class`` is an admission of another package. Under
+    ``memory``, a program that has waited for admission for ``ttft_target`` seconds is admitted even
+    if it does not fit; None sets no such target. If the retention or the admission is not set (left
+    out, or None), the policy decides: ``cost`` and ``memory`` with ``adaptive`` and
+    ``longest-remaining``, ``lru`` and ``off`` with every other policy, so that ``fcfs`` alone
+    schedules like stock vLLM. `dataclasses.replace` with another policy changes them, too.
 
-    ``stale_after_s`` is the number of seconds without any event after which a program has timed
-    out and is dropped from the engine's table.
+    ``stale_after_s`` is the number of seconds without any event after which a program that has no
+    call in the engine has timed out and is dropped from the engine's table.
     """
 
     policy: str = DEFAULT_POLICY
@@ -210,7 +210,7 @@ class SchedulerConfig:
             settings["beta"] = math.inf
         try:
             return cls(**settings)
-        except TypeError as error:
+        except (TypeError, ValueError) as error:
             raise ConfigError(f"invalid scheduler setting: {error}") from error
 
 

@@ -55,9 +55,9 @@ _EPSILON_S = 1e-9
 _LOOKED_AT = 64
 """Maximum number of waiting calls that a step considers for preemptions."""
 _KEPT = 3.0
-"""If preempted calls lose most of their tokens, as on an engine without a prefix cache, a call that
-had to compute tokens again is served for this many times as long as that took before it can be
-preempted for a slot again; otherwise, for as long as that took.
+"""A call that had to compute tokens again is not preempted for a slot until it has been served for
+a multiple of the time that this took. The multiple is `_KEPT` if preempted calls lose most of their
+tokens, as on an engine without a prefix cache, and otherwise 1.
 """
 _MOST = 0.5
 """Preempted calls of an engine lose most of their tokens if the mean share that they lose is larger
@@ -113,13 +113,14 @@ class Preempt(NamedTuple):
 class StepPlan(NamedTuple):
     """The decisions of `SchedulerCore.plan_step`, in the order in which they were made.
 
-    The core has already applied the first three to its queue. The engine applies the preemptions.
+    The core has already applied all decisions except the preemptions to its queue. The engine
+    applies the preemptions.
     """
 
     released: Sequence[QueuedCall]
     """Deferred calls that the engine can start now."""
     promoted: Sequence[QueuedCall]
-    """Calls that waited too long, and now precede the policy's order."""
+    """Calls that were promoted (`Promoter`), and now precede all calls that are not promoted."""
     admitted: Sequence[QueuedCall]
     """Calls of programs that may use the KV cache from now on."""
     preempted: Sequence[Preempt]
@@ -177,7 +178,8 @@ class SchedulerCore:
     def handle(self, event: Event) -> None:  # noqa: C901  # the order of the parts is visible in one place
         """Handle an event: update the core's state, and pass the event to the scheduler's parts.
 
-        Raises `InvariantError` for an event that cannot follow the earlier events of a call.
+        Raises `InvariantError` for an event that cannot follow the earlier events of a call, and
+        for an event that only the core reports.
         """
         match event:
             case StepFinished():
@@ -307,9 +309,7 @@ class SchedulerCore:
             self.queue.refresh(_REFRESHED, lambda call: self.policy.priority(call, now))
 
     def promote(self, now: float) -> list[QueuedCall]:
-        """Promote the calls that, by the policy's rule against starvation, have waited too long,
-        and return these calls.
-        """
+        """Promote the calls that the policy's rule against starvation selects, and return them."""
         promoted: list[QueuedCall] = []
         while (call := self.promoter.promote(now)) is not None:
             call.promoted = True

@@ -1,4 +1,5 @@
-"""The events of an engine. Each event is passed once to `SchedulerCore.handle`.
+"""The events of an engine. Each event that the engine reports is passed once to
+`SchedulerCore.handle`, and each event of a call is passed on to the core's listeners.
 
 Times (``now``) are seconds on the engine's own clock.
 """
@@ -185,8 +186,8 @@ class CallListener(Protocol):
 class Part:
     """A part of the scheduler, such as admission, that keeps its own state of calls and programs.
 
-    `SchedulerCore.handle` calls one method of each part for each event. Subclasses override only
-    the methods that they need.
+    `SchedulerCore.handle` calls the methods below for the events that they name. Subclasses
+    override only the methods that they need.
     """
 
     def call_arrived(self, call: QueuedCall, now: float) -> None:
@@ -202,10 +203,10 @@ class Part:
         """Handle the end of a call. The call is no longer in its program's ``queued`` calls."""
 
     def interrupt_started(self, program: EngineProgram, kind: str, name: str, now: float) -> None:
-        """Handle the start of a program's wait for the tool ``name``, or for a human."""
+        """Handle the start of a program's wait for the tool or event ``name``, or for a human."""
 
     def interrupt_ended(self, program: EngineProgram, now: float) -> None:
-        """Handle the end of a program's wait for a tool or a human."""
+        """Handle the end of a program's wait for a tool, an event or a human."""
 
     def program_ended(self, program: EngineProgram, now: float) -> None:
         """Handle that a program has ended or has timed out."""

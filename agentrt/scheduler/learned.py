@@ -1,11 +1,12 @@
 """Statistics of programs, of their calls and tools, and of the engine's steps, learned online.
 
-The statistics are kept per tenant and program type, so that no tenant can falsify the statistics of
-another. They are exponentially weighted means in bounded memory. Each mean is combined with a
-prior; the weight of the mean grows with its number of samples. A *gap* is the time between two
-calls of a program. The prior of a gap's duration is Lindy's rule: a gap that has lasted for ``a``
-seconds is expected to last for ``a`` more seconds. The prior of a call's output comes from the
-calls of all types. The policy chooses the prior of a program's service.
+Statistics of programs, calls and tools are kept per tenant and program type, so that no tenant can
+falsify the statistics of another. Most are exponentially weighted means in bounded memory. To
+estimate a value from few samples, a mean is combined with a prior; the weight of the mean grows
+with its number of samples. A *gap* is the time between two calls of a program, or between two
+programs of a session. The prior of a gap's duration is Lindy's rule: a gap that has lasted for
+``a`` seconds is expected to last for ``a`` more seconds. The prior of a call's output comes from
+the calls of all types. The policy chooses the prior of a program's service.
 """
 
 from __future__ import annotations
@@ -386,9 +387,10 @@ class StepCost:
 
     Both costs are medians, so that a single step in which the process was suspended (by a
     compilation or by the machine) changes neither of them. A busy engine may have prefill in every
-    step. If all of the latest `RECENT` steps had prefill, both costs come from a line through the
-    steps, fitted by the method of Theil and Sen: the slope is the median of the slopes between two
-    steps, and the intercept is the median of the seconds that the slope does not explain.
+    step. If all steps so far, or the latest `RECENT` steps, had prefill, both costs come from a
+    line through these steps, fitted by the method of Theil and Sen: the slope is the median of the
+    slopes between two steps, and the intercept is the median of the seconds that the slope does not
+    explain.
     """
 
     def __init__(self) -> None:
@@ -396,7 +398,9 @@ class StepCost:
         self._prefills: deque[tuple[float, int]] = deque(maxlen=RECENT)
         """The seconds and the prompt tokens of the latest steps with prefill."""
         self._since = RECENT
-        """The number of steps with prefill since the last step without prefill."""
+        """The number of steps with prefill since the last step without prefill; at least `RECENT`
+        before the first step without prefill.
+        """
         self._new = 0
         self._beside = -1.0
         """The cost of a step without prefill from which ``token_s`` was last computed. It is
@@ -512,7 +516,7 @@ class Learned:
     def __init__(self) -> None:
         self.service, self.gaps, self.costs = Durations(), Durations(), StepCost()
         self.calls = 0
-        """The number of calls that have ended."""
+        """The number of ended calls from which the engine has learned."""
         self._output, self._of_limit = Mean(), Mean()
         self._usual: _Recent[tuple[str, str], Usual] = _Recent(Usual)
 

@@ -15,10 +15,10 @@ class PriorityQueue(Generic[Item]):
     """A priority queue: the item with the smallest key comes first; with equal keys, the item that
     was put first.
 
-    The queue is a sorted list. Adding, moving or removing an item takes O(log n) comparisons. It
-    also moves the pointers behind the item, which takes about a microsecond for 10,000 items. A
-    heap would not move them, but its moved and removed items would stay behind as old entries,
-    which gather at the front of the queue, where the scheduler looks at several items in each step.
+    The queue is a sorted list. Adding, moving or removing an item takes O(log n) comparisons, and
+    shifts the entries behind the item, which takes about a microsecond for 10,000 items. A heap
+    would shift no entries. But the old entries of moved and removed items would stay in it and
+    gather at its front, where the scheduler looks at several items in each step.
     """
 
     def __init__(self) -> None:

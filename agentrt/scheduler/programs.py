@@ -17,7 +17,7 @@ class ProgramStats:
     session: str | None = None
     started_at: float = 0.0
     service_s: float = 0.0
-    """The service of the program's completed calls (PLAS, Agentix Eq. 1)."""
+    """The service of the program's ended calls (PLAS, Agentix Eq. 1)."""
     attained_s: float = 0.0
     """The service of completed and running calls in this engine, and the service in other engines
     that was reported to this engine.
@@ -25,7 +25,7 @@ class ProgramStats:
     path_s: float = 0.0
     """The longest path of service seen so far (the scalar of ATLAS, Agentix Alg. 1)."""
     waiting_s: float = 0.0
-    """The time that completed calls spent in the engine's queue."""
+    """The time that ended calls spent in the engine's queue."""
     interrupt_s: float = 0.0
     """The time that the program's tools, questions to humans and waits for events took."""
     calls: dict[str, float] = field(default_factory=dict)
@@ -41,7 +41,9 @@ class ProgramStats:
     share.
     """
     last_arrival: float = 0.0
-    """When a call of the program last arrived, or an interrupt last began."""
+    """When a call of the program last arrived or an interrupt last began; before that, when the
+    program started.
+    """
     last_completion: float = 0.0
     """When a call or an interrupt of the program last ended."""
     finished_calls: int = 0

@@ -29,7 +29,7 @@ class CallQueue:
         self._waiting: PriorityQueue[QueuedCall] = PriorityQueue()
         self.outdated: dict[str, QueuedCall] = {}
         """The calls whose priorities are outdated, by id, in the order of their arrival. Some of
-        them may no longer wait.
+        these calls may be running.
         """
         self._priority: Callable[[QueuedCall], Priority] = lambda call: Priority(call.level)
         self._refreshes = 0
@@ -130,7 +130,9 @@ class CallQueue:
             self._promoter.waits(call)
 
     def take(self) -> QueuedCall:
-        """Remove the head of the queue and return it. The caller starts it or puts it back."""
+        """Remove the head of the queue and return it. The caller starts the call, loads its KV
+        cache, or puts it back. Raises `InvariantError` if no call waits for a slot.
+        """
         if (call := self.head()) is None:
             raise InvariantError("cannot take a call: no call waits for a slot")
         self.discard(call)

@@ -53,8 +53,8 @@ class EngineProgram(ProgramStats):
     growth: int = 0
     """The part of ``claim`` that is for future calls, in blocks."""
     counted: tuple[int, int] = (0, 0)
-    """What `WorkingSet` has added for this program to its sums over all residents: the blocks that
-    the program's calls need, and the program's growth.
+    """The blocks that `WorkingSet` has added for this program to its sums over all residents: the
+    blocks that the program needs now, and the program's growth.
     """
     last_turn_at: float | None = None
     """The time at which the program's last call ended."""
@@ -71,25 +71,28 @@ class EngineProgram(ProgramStats):
 
 @dataclass(slots=True, eq=False)
 class CachedBlocks:
-    """The blocks of a program, of a session, or of all programs of a type in the prefix cache."""
+    """The blocks of a program, of a session, or of several programs in the prefix cache."""
 
     type: str
     tenant: str = "default"
     rows: dict[EngineProgram, None] = field(default_factory=dict, repr=False)
     """The live programs that use the blocks. Only the blocks of a session can have several
-    programs. There are no programs if the session is idle or the blocks are ``shared``.
+    programs. The mapping is empty if the program has ended, the session is idle, or the blocks are
+    ``shared``.
     """
     session: tuple[str, str] | None = None
     """Tenant and name of the session."""
     shared: bool = False
-    """Whether several programs of the type use the blocks."""
+    """Whether several programs use the blocks. ``type`` is then the type of the program with whose
+    use the blocks became shared.
+    """
     branches: bool = False
     """Whether a program that uses the blocks had several calls at the same time, so that some
     blocks may never be used again.
     """
     gap: str | None = None
-    """What the program waits for outside the engine: a tool's name, or a constant of
-    `agentrt.scheduler.retention`; None if there is no gap.
+    """The kind of the current gap: the name of the tool or event that the program waits for, or a
+    constant of `agentrt.scheduler.retention`; None if there is no gap.
     """
     since: float = 0.0
     """The time at which the current gap began."""
@@ -107,7 +110,7 @@ class CachedBlocks:
 
     @property
     def asking(self) -> bool:
-        """Whether one of the programs waits for a tool or a human."""
+        """Whether one of the programs waits for a tool, an event or a human."""
         return any(row.tools or row.humans for row in self.rows)
 
     @property

@@ -70,9 +70,9 @@ class Ttl(Retention):
     """The retention ``ttl``: blocks are evicted in the order of their age, and are protected for
     ``retention_ttl`` seconds.
 
-    The time starts again when a call ends, and when a tool or a question to a human begins or ends.
-    The blocks of a program that has a call in the engine are evicted after all other blocks, and
-    stay protected.
+    The time starts again when a call ends, when the wait for a tool, an event or a human begins or
+    ends, and when the program of a session ends. The blocks of a program that has a call in the
+    engine are evicted after all other blocks, and stay protected.
     """
 
     name: ClassVar[str] = "ttl"
@@ -196,7 +196,7 @@ class EvictionOrder:
                 self._weighed[blocks] = None
 
     def _weight(self, blocks: CachedBlocks, now: float) -> tuple[float, float]:
-        # Among equals, the owner that returned last is evicted first.
+        # Among equals, the owner whose gap began last is evicted first.
         worth = self.retention.worth(blocks, now, self._sharers(blocks.type))
         return worth, -blocks.since
 

@@ -1,11 +1,12 @@
 """The anti-starvation rule of Agentix (§4.2.2), without a scan of all waiting calls.
 
 A call starves when the ratio of waiting to service, (W_p + W_c) / (T_p + T_c), reaches beta. W is
-the waiting time and T the service, of the program (p) and of the call (c). While a call waits, only
-W_c changes, so the time at which the call will starve is known: ``born + beta·T_p - W_p``, with
-``born = (start of the wait) - W_c + beta·T_c``. ``born`` depends only on the call, and the rest
-depends only on the program. So each program has a queue of its calls, sorted by ``born``, and one
-queue holds the programs, sorted by the time at which their first call starves.
+the waiting time and T the service, of the program (p) and of the call (c). While a call waits and
+no other call of its program ends, only W_c changes. So the time at which the call will starve is
+known: ``born + beta·T_p - W_p``, with ``born = (start of the wait) - W_c + beta·T_c``. ``born``
+depends only on the call, and the rest depends only on the program. So each program has a queue of
+its calls, sorted by ``born``, and one queue holds the programs, sorted by the time at which their
+first call starves.
 """
 
 from __future__ import annotations

@@ -63,7 +63,7 @@ class ProgramTotals(NamedTuple):
     """The size of an ended program, from its row in the runtime's process table.
 
     Policies learn the sizes of programs from these totals and not from an engine's own row. An
-    engine knows only the service that was reported to it with the program's last call there.
+    engine knows the service in other engines only up to the program's last call in this engine.
     """
 
     program_id: str

@@ -32,7 +32,8 @@ def load_apis(projects: Sequence[Path] = ()) -> list[Api]:
     """Return all APIs; the MCP API only if its packages are installed. ``projects`` are the
     ``langgraph.json`` files that are served.
 
-    Raises `ConfigError` if more than one of these files has authentication hooks.
+    Raises `ConfigError` if more than one of these files has authentication hooks, and
+    `ProgramLoadError` for hooks that cannot be loaded.
     """
     from agentrt.serving import chat, langgraph, mcp, observability
     from agentrt.serving.batches.api import api as batches

@@ -194,7 +194,7 @@ class _IncomingBody:
         self.check_size(self.size)
         self.pieces.append(piece)
         if self._is_form or self.size <= MANY_OBJECTS:
-            return  # a form is not JSON, and so few bytes exceed no limit
+            return  # a form is not JSON, and a small body cannot exceed a limit
         for uncounted in self.pieces[self._counted :]:
             self._count.feed(uncounted)
         self._counted = len(self.pieces)

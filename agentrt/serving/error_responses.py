@@ -21,6 +21,7 @@ from agentrt.errors import (
     CallRejectedError,
     CallTimeoutError,
     EngineDiedError,
+    JournalError,
     NotServedError,
     PromptTooLongError,
     UsageError,
@@ -117,14 +118,15 @@ class SupersededError(AgentrtError):
 
     def __init__(self) -> None:
         super().__init__(
-            "the call was cancelled because its client sent the request again, with the same "
-            "Idempotency-Key or as a counted retry; the later request is answered"
+            "the call was cancelled because its client sent the request again; the later request "
+            "is answered"
         )
 
 
 _STATUSES: Sequence[tuple[type[AgentrtError], int, str]] = (
     (NotServedError, 404, "model_not_found"),
     (PromptTooLongError, 400, "context_length_exceeded"),
+    (JournalError, _INTERNAL, "internal_error"),  # it is the server's own journal
     (UsageError, 400, "invalid_request"),
     (CallRejectedError, 400, "invalid_request"),
     (CallTimeoutError, 408, "deadline_exceeded"),

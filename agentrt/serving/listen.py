@@ -174,7 +174,10 @@ def _bind(host: str, port: int) -> socket.socket:
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
     except (OSError, UnicodeError) as error:
-        raise ConfigError(f"--host {host!r}: unknown address ({error})") from error
+        raise ConfigError(
+            f"--host {host!r}: unknown address ({error}); use an address of this machine, such as "
+            "127.0.0.1"
+        ) from error
     bound = socket.socket(family, kind, protocol)
     try:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -21,7 +21,7 @@ SHARE = 0.25
 BURST_S = 0.004
 """Seconds that large requests may use in advance of their share."""
 _MOST_S = 0.1
-"""Maximum number of seconds that are charged for a step."""
+"""Maximum number of seconds that count as used at a time, after all steps."""
 _LEAST_S = 0.0005
 """Waits that are shorter than this number of seconds are skipped."""
 

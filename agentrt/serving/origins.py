@@ -1,4 +1,4 @@
-"""Which web pages may call the server, and by which host names the server may be called.
+"""Decides which web pages may call the server, and by which host names the server may be called.
 
 A browser lets the pages of any site send requests to this machine. A server without keys cannot
 otherwise tell the requests of such a page from the user's own requests. So the server refuses
@@ -89,7 +89,7 @@ class OriginCheck:
         """Return why a request is refused, or None if it may pass.
 
         The origin of a WebSocket is checked on servers with keys, too, because a browser sends
-        cookies with it, and lets any page read its messages.
+        cookies with the handshake, and lets any page read the messages.
         """
         host = headers.get(b"host", b"").decode("latin-1").lower()
         if self._checks_host and not self._names_us(host):

@@ -84,7 +84,9 @@ class KeyCheck(Protocol):
 
 
 class ModelRoutes(Protocol):
-    """An ASGI application that answers requests to the model. It answers only at ``paths``."""
+    """An ASGI application that answers requests to the model. ``paths`` are its paths without
+    parameters.
+    """
 
     @property
     def paths(self) -> Collection[str]: ...

@@ -27,8 +27,8 @@ class Sockets:
     """An ASGI application that passes a WebSocket to ``app`` if ``check`` allows it, and else
     refuses it.
 
-    ``answer`` is the application that answers HTTP requests. Each message on a WebSocket of the
-    Responses API becomes a request to this application.
+    ``answer`` is the application that answers HTTP requests. Messages on a WebSocket become
+    requests to this application.
     """
 
     def __init__(self, app: ASGIApp, check: Check, answer: ASGIApp) -> None:

@@ -1,4 +1,4 @@
-"""Which hosts the webhooks of runs may call: only hosts that the operator names."""
+"""Decides which hosts the webhooks of runs may call: only hosts that the operator names."""
 
 from __future__ import annotations
 

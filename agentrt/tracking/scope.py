@@ -145,9 +145,9 @@ def family_of(owner: object) -> Family:
 
 
 class Pending:
-    """The ends of other tasks that a task's callbacks have observed since the task last ran: tasks
-    whose results the callbacks have read, and waits with ended tasks. `Scope.settle` joins these
-    tasks into the task's scope.
+    """The ends of other tasks that a task's callbacks have observed, and that `Scope.settle` must
+    still join into the task's scope: tasks whose results the callbacks have read, and waits with
+    ended tasks.
     """
 
     __slots__ = ("known", "sealed", "seen", "waits")

@@ -136,7 +136,7 @@ def emission_parents(scope: Scope, dag: ExecutionDAG, after: Iterable[int] = ())
     - A gather or shield that has ended counts as awaited, even if it is not awaited yet (an edge
       too many). It counts for the task that made it, even if another task awaits it (an edge too
       few).
-    - If a callback of the program reads the result of a task, the same holds for this task.
+    - A task whose result a callback of the program reads counts as awaited, too.
     - Values that are passed through a queue, an event, a lock or a plain future are not noticed (an
       edge too few); name the nodes in ``after``. Calls of ``done()`` and ``cancelled()`` are not
       noticed either.

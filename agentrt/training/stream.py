@@ -227,7 +227,7 @@ class GroupStream:
 
     async def _work(self) -> AsyncGenerator[Item | Samples, None]:
         """Yield the samples to run: first further samples of groups that have begun, then new
-        groups, as long as fewer than ``ahead`` groups wait for the trainer.
+        groups, as long as fewer than ``ahead`` groups have begun and are not over.
         """
         async with aclosing(self._items()) as items:
             while True:
@@ -324,7 +324,10 @@ class GroupStream:
         if recorded is None:
             return None if is_stopped else "the result has no tokens"
         if not recorded.complete:
-            return "tokens of calls are missing, because an earlier process did not record them"
+            return (
+                "tokens of calls are missing: an earlier process did not record them, or the "
+                "engine did not report them"
+            )
         if not recorded.sequences:
             return None if result.over == "stop-when" else "the model wrote no tokens"
         reward = recorded.reward
@@ -458,10 +461,11 @@ def groups(
     After that, the group has fewer samples.
 
     At most ``ahead`` groups have begun and were not yet taken by the trainer. The stream ends after
-    ``enough`` groups, and then stops all other samples. Groups for which ``keep`` returns False,
-    such as `varied`, are dropped and counted. If a group has a token whose weights are more than
-    ``max_staleness`` versions older than the weights of the engines when the trainer asks for the
-    group, the input is run again with new samples. `Runtime.update_weights` sets the version.
+    ``enough`` groups, and then stops all other samples. Groups for which the function ``keep``
+    (such as `varied`) returns False are dropped and counted. If a group has a token whose weights
+    are more than ``max_staleness`` versions older than the weights of the engines when the trainer
+    asks for the group, the input is run again with new samples. `Runtime.update_weights` sets the
+    version.
 
     The reward of a sample is the sum of its ``ctx.reward`` calls, or the result of ``reward``,
     which gets the record of the input and the `Result`, also with its ``scores``. A sample that a
@@ -469,9 +473,9 @@ def groups(
     times, or without end with None.
 
     With ``out``, the results are written to this file, their tokens to a file whose name also ends
-    in ``.tokens``, and a journal is kept beside them. If the process was killed, the same call
-    streams the groups in the files first, and resumes the samples that were running. All other
-    arguments are those of `agentrt.batch.batch`.
+    in ``.tokens``, and a journal (for a graph, its checkpoints) is kept beside them. If the process
+    was killed, the same call also streams the groups in the files, and resumes the samples that
+    were running. All other arguments are those of `agentrt.batch.batch`.
 
     Raises `UsageError` for arguments that cannot be used. The stream raises `UsageError` for inputs
     that cannot be used, `EngineError` if the engine fails, and `JournalWriteError` if the journal

@@ -56,8 +56,8 @@ def _nested(depth: int) -> dict[str, Any]:
 
 
 def _schema(number: int) -> bytes:
-    """Return a request's body with another grammar for each client, so that no grammar is
-    cached.
+    """Return a request's body with another grammar for each client, so that clients share no
+    cached grammar.
     """
     names = [f"p{number}_{n}" for n in range(1500)]
     wide = {"type": "object", "properties": {n: {"type": "string"} for n in names}}

@@ -22,7 +22,8 @@ import click
 import httpx
 
 from agentrt.cli.numbers import NumberRange
-from agentrt.executors.vllm.options import EngineOptions, prepare_environment
+from agentrt.engines import EngineOptions
+from agentrt.executors.vllm.options import prepare_environment
 from agentrt.lab.commands.options import (
     count_option,
     json_option,

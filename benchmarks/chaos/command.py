@@ -21,10 +21,9 @@ import click
 
 from agentrt.cli.engine_log import EngineLog
 from agentrt.cli.numbers import NumberRange
+from agentrt.engines import EngineOptions, ReplicaSet, VLLMEngine
 from agentrt.executors.base import Executor, Progress
-from agentrt.executors.replicas import Backoff, Health, Replica, ReplicaSet, ReplicaState
-from agentrt.executors.vllm.engine import VLLMEngine
-from agentrt.executors.vllm.options import EngineOptions
+from agentrt.executors.replicas import Backoff, Health, Replica, ReplicaState
 from agentrt.executors.vllm.processes import is_live
 from agentrt.lab.commands.options import (
     count_option,

@@ -13,12 +13,12 @@ from agentrt.request import Call
 
 
 class CallAudit:
-    """An audit of all calls: it records when a call begins on an engine, and when its reply is
-    delivered, by the call's id.
+    """An audit of all calls on engines that may die.
 
-    ``delivered`` counts the replies of each call that reached the program. ``begun`` counts the
-    engines that got the call. ``faults`` has a line for each call that ran again or was delivered
-    again after its delivery, and for each stream whose pieces differ from the reply.
+    By a call's id, ``begun`` has the number of engines that got the call, and ``delivered`` the
+    number of its replies that reached the program. ``faults`` has a line for each call that ran
+    again or was delivered again after its delivery, and for each stream whose pieces differ from
+    the reply.
     """
 
     def __init__(self) -> None:

@@ -11,15 +11,15 @@ from typing import Any, Self
 
 import httpx
 
+from agentrt.engines import EngineOptions
 from agentrt.executors.base import Progress
-from agentrt.executors.vllm.options import EngineOptions
 from agentrt.lab.runs.grid import turns
 from benchmarks.clients.load import CALLS, QUARTER_S, Conversation, Counted
 from benchmarks.servers import Server, started
 
 CONVERSATIONS = {"short": Conversation(20, 4, 4), "long": Conversation(600, 4, 20)}
-"""Sizes in words of a prompt and tokens of an answer. The chat of a long conversation fills most of
-a small context.
+"""Approximate sizes in tokens: a word of the first prompt counts as four tokens. The chat of a long
+conversation fills most of a small context.
 """
 _CALL_S = 600.0
 
@@ -65,7 +65,7 @@ async def run(
 class Clients:
     """Clients of the server at ``url``, which converse in turns. An async context manager.
 
-    ``failed`` is the number of calls that the server refused.
+    ``failed`` is the number of calls whose status was not 200.
     """
 
     def __init__(self, url: str, kind: Conversation, number: int) -> None:
@@ -89,8 +89,8 @@ class Clients:
 
     async def turn(self, seconds: float) -> tuple[int, float]:
         """Let the clients begin calls for ``seconds``, and wait until all calls have ended. Return
-        the number of ended calls, and the seconds from the first start to the last end. Raises a
-        client's error.
+        the number of successful calls, and the seconds from the first start to the last end. Raises
+        a client's error.
         """
         ended, began = self._ended, time.perf_counter()
         self._turn.set()

@@ -3,8 +3,8 @@ server.
 
 Each generator runs as its users run it, with the same seed on both servers, which have the same
 engine options. The servers take turns: only one server has load at a time. The table has the
-figures that the generator reports, and the number of programs that agentrt recognised in its
-conversations.
+figures that each generator reports, and the number of programs that agentrt recognised in the
+generator's conversations.
 """
 
 from __future__ import annotations
@@ -144,5 +144,5 @@ async def programs(server: Server) -> dict[str, int]:
         listed = (await client.get("/v1/runs", params={"limit": 1000})).json()["runs"]
         for program in listed:
             if program["session"]:
-                await client.delete(f"/v1/sessions/{program['session']}")
+                await client.delete(f"/v1/client-runs/{program['session']}")
         return {program["id"]: program["calls"] for program in listed}

@@ -27,8 +27,9 @@ import click
 from agentrt import __version__
 from agentrt.cli.numbers import NumberRange
 from agentrt.cli.signals import STOP_WITHIN_S
+from agentrt.engines import EngineOptions
 from agentrt.errors import AgentrtError, ConfigError, EngineError, UsageError
-from agentrt.executors.vllm.options import EngineOptions, has_gpus, prepare_environment
+from agentrt.executors.vllm.options import has_gpus, prepare_environment
 from agentrt.lab.backends.real import Open, engine_for, serve, warm_up
 from agentrt.lab.commands.calibrate import Calibration
 from agentrt.lab.commands.options import (
@@ -136,7 +137,9 @@ def _bench(options: dict[str, Any], flags: Sequence[str]) -> GpuBench:
         report = Report(folder)
         report.begin()
     except OSError as error:
-        raise ConfigError(f"--out {str(folder)!r}: {error.strerror}") from error
+        raise ConfigError(
+            f"--out {str(folder)!r} cannot be written: {error.strerror}; name another folder"
+        ) from error
     known = {"blocks": options["kv_blocks"], "jobs": options["programs"]}
     size = replace(SIZES[shape], **{name: value for name, value in known.items() if value})
     size = size.whole() if options["whole"] else size
@@ -280,9 +283,8 @@ class GpuBench:
 
 
 def _contender(name: str) -> Contender:
-    """Return the contender of a name. In virtual time, an offload is a KV cache with room for
-    everything at no cost, because the size of a token in bytes is not known before the real engine
-    has started.
+    """Return the contender of a name. In virtual time, an offload is a much larger KV cache at no
+    cost, because the size of a token in bytes is not known before the real engine has started.
     """
     return contender(f"{STOCK}+{AMPLE}" if name == OFFLOAD else name)
 

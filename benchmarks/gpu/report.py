@@ -106,7 +106,7 @@ class Report:
                 parts += [f"## {memory.capitalize()}: {sizes} KV blocks", _measured(done)]
                 parts += [f"The predictions of virtual time:\n\n{_predicted(done)}"]
         if self.done:
-            parts.append(f"Virtual time is off by {_verdict(self.done)}.")
+            parts.append(f"The error of virtual time is {_verdict(self.done)}.")
         if self.not_run:
             left = "\n".join(f"- {cell}: {why}" for cell, why in self.not_run.items())
             parts.append(f"## Not run\n\n{left}")
@@ -176,6 +176,4 @@ def _predicted(done: Sequence[Done]) -> str:
 
 def _verdict(done: Sequence[Done]) -> str:
     off = sorted(abs(run.off("mean_jct_s")) for run in done)
-    return (
-        f"{median(off):.0%} of a cell's mean JCT in the median of {len(off)}, {off[-1]:.0%} at most"
-    )
+    return f"{median(off):.0%} of the mean JCT (median of {len(off)} cells), {off[-1]:.0%} at most"

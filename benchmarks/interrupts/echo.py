@@ -1,4 +1,4 @@
-"""A tool that returns its argument, in each place where `benchmarks interrupts` needs a tool.
+"""A tool that returns its argument, for each transport of `benchmarks interrupts`.
 
 ``python -m benchmarks.interrupts.echo mcp-stdio``, ``mcp-http`` (prints its port), or ``mqtt PORT``
 (answers as any MQTT 5 client does, by response topic and correlation data).

@@ -1,5 +1,5 @@
 """The transports of `benchmarks interrupts`. Each transport has a round trip in a program, and a
-round trip of the bare library, to the same function in the same kind of place.
+round trip of the bare library, to the same function in the same kind of thread or process.
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ OURS, THEIRS = "agentrt", "LangGraph"
     help="URL of LangGraph's own server on this machine, which serves the same graph: "
     "langgraph dev --config benchmarks/langgraph_runs/langgraph.json",
 )
-@count_option("--runs", about="Number of runs that are created at the same time.", default=400)
+@count_option("--runs", about=f"Number of runs, created {_AT_ONCE} at a time.", default=400)
 @count_option("--threads", about="Number of threads to which these runs belong.", default=200)
 @count_option("--stored", about="Number of threads that are searched.", default=3000)
 @repeat_option(5, "Number of turns of each server.")

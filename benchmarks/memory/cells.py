@@ -69,7 +69,9 @@ WORKS: Mapping[str, Work] = {
     "lats": Work("lats", 12, 2.0, 0.05, tokens=2048),
     "deep": Work("deep", 16, 2.0, 0.1, tokens=6000),
 }
-"""The default workloads of ``python -m benchmarks memory``. chat is limited by the KV cache."""
+"""The default workloads of ``python -m benchmarks memory``. ``chat`` has a KV cache of fixed
+size.
+"""
 RECORDED = "recorded"
 HELD_OUT_WORKS: Mapping[str, Work] = {
     "long_coding": Work("long_coding", 20, 2.0, 0.3, tokens=20000),
@@ -244,16 +246,20 @@ time.
 
 
 def recorded(trace: str, scale: float = TRACE_SCALE, tokenizer: str = "") -> Trace:
-    """Read the file from which ``recorded`` draws programs, with tokens multiplied by ``scale``."""
+    """Read the file from which ``recorded`` draws programs. Tokens are multiplied by ``scale``, and
+    gaps become multiples of the median time of a tool. Raises `ConfigError` if there is no file.
+    """
     scales = Scales(scale, scale, 1 / _RECORDED_TOOL_S)
     source = Source.named(trace, scales=scales, tokenizer=tokenizer)
     if source.path is None:
-        raise ConfigError(f"--trace {trace!r}: there is no such file")
+        raise ConfigError(f"--trace {trace!r} is not a file; name a file with recorded programs")
     return source.trace()
 
 
 def _drawn(trace: Sequence[ProgramShape], count: int, tokens: int, seed: int) -> list[ProgramShape]:
-    """Draw ``count`` programs of a trace whose first call fits into ``tokens``."""
+    """Draw ``count`` programs of a trace whose first call fits into ``tokens``. Raises
+    `ConfigError` if there are fewer.
+    """
     firsts = [(program, program.calls[0]) for program in trace]
     fits = [
         program for program, call in firsts if call.prompt_tokens + call.output_tokens <= tokens

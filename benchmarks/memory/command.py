@@ -73,8 +73,8 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 _NAMES = ", ".join(ALL_WORKS)
 _HELD = f"{FIRST_HELD_OUT} with --held-out"
 _HELD_OUT = (
-    "Run all workloads with seeds on which no constant was tuned. Compare only the contenders "
-    "stock and default, and print one table."
+    "Use seeds on which no constant was tuned, and print one table. By default, run all workloads, "
+    "and compare only stock and default."
 )
 
 EPILOG = """\b
@@ -86,8 +86,8 @@ Real engines, then virtual time with their step times:
 
 \b
 --memory applies to all workloads except chat, whose KV cache has 1,024 blocks of 16 tokens.
-With --real there are fewer programs and slots, and blocks have 32 tokens: give chat fewer
---kv-blocks, and smaller --tools.
+With --real there are fewer slots, and blocks have 32 tokens: use fewer --programs, and give chat
+fewer --kv-blocks, and smaller --tools.
 Contenders: {}.
 """.format(how().replace("; ", ";\n  "))
 

@@ -71,15 +71,17 @@ def map_reduce_64(rng: Random, program_id: str, gaps: Gaps) -> ProgramShape:
 # -- a day of tenants ----------------------------------------------------------------------
 
 TOOLS = {"lookup": 1.0, "job": 60.0}
-"""The median times of tools, as multiples of the shorter time. A lookup takes seconds, and a job
-takes minutes.
+"""The median times of tools, as multiples of `Gaps.tool_s`: a job takes sixty times as long as a
+lookup.
 """
 _SPREAD = 0.6
 
 
 @dataclass(frozen=True, slots=True)
 class Agent:
-    """The programs of one tenant: a plan, ``branches`` chains of ``steps`` calls, and an answer."""
+    """The programs of one tenant: a plan, ``branches`` chains of ``steps`` calls, and, if there are
+    several chains, an answer.
+    """
 
     tenant: str
     tool: str

@@ -58,11 +58,11 @@ class Plan:
 def plan(options: dict[str, Any]) -> Plan:
     """Return the plan for the options. A file among the workloads becomes the trace of `RECORDED`.
 
-    Raises `ConfigError` before anything runs.
+    Raises `ConfigError` for invalid options, before anything runs.
     """
     files = [name for name in options["workload"] if named(name, ALL_WORKS)]
     if len({options["trace"], *files} - {None}) > 1:
-        raise ConfigError("--workload and --trace both name a file; leave one of them out")
+        raise ConfigError("--workload and --trace name several files; name only one file")
     options["trace"] = next(iter(files), options["trace"])
     options["workload"] = [RECORDED if name in files else name for name in options["workload"]]
     shares = _numbers(options, "memory") or [0.25]
@@ -116,5 +116,7 @@ def _numbers(options: dict[str, Any], name: str, least: float = 1e-3) -> list[fl
         except ValueError:
             numbers.append(-1.0)
         if not least <= numbers[-1] < float("inf"):
-            raise ConfigError(f"--{name} {text!r}: give numbers such as 0.25,1")
+            raise ConfigError(
+                f"--{name} {text!r}: give numbers of at least {least:g}, such as 0.25,1"
+            )
     return numbers

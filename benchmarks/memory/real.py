@@ -9,8 +9,9 @@ from typing import Any
 import click
 
 from agentrt.cli.options import together
+from agentrt.engines import EngineOptions
 from agentrt.errors import ConfigError
-from agentrt.executors.vllm.options import EngineOptions, prepare_environment
+from agentrt.executors.vllm.options import prepare_environment
 from agentrt.lab.backends.gates import Gate
 from agentrt.lab.backends.real import Open, engine_for, serve, warm_up
 from agentrt.lab.commands.calibrate import Calibration
@@ -22,7 +23,7 @@ from agentrt.lab.runs.contenders import Contender
 from benchmarks.cells import Load
 
 ON_CPU = 32
-"""Tokens of a block. vLLM's attention on CPUs needs multiples of 32; virtual time uses the same."""
+"""Tokens of a block, also in virtual time. vLLM's attention on CPUs needs multiples of 32."""
 SLOTS = 4
 
 

@@ -38,8 +38,8 @@ def with_best_caps(figures: Found) -> dict[str, Figures]:
     """Return the figures of all contenders, and of two more, which summarize the caps.
 
     A cap is a maximum number of programs that run at the same time. `BEST_CAP` has the best value
-    of each figure over all caps; no single cap reaches all these values. `ONE_CAP` has the figures
-    of the cap with the smallest mean, which a user who tries all caps would choose.
+    of each figure over all caps; often, no single cap reaches all these values. `ONE_CAP` has the
+    figures of the cap with the smallest mean, which a user who tries all caps would choose.
     """
     caps = [each for name, each in figures.items() if name.startswith(f"{CAP}:")]
     if not caps:
@@ -129,8 +129,8 @@ JsonCell = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One figure of a contender on one cell, and the same figure of stock, before and after a
-    change: a value for each seed.
+    """One figure of a contender on one cell before and after a change, and the same figure of stock
+    after the change: a value for each seed.
     """
 
     before: Sequence[float]

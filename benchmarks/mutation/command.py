@@ -31,7 +31,7 @@ def mutation(patterns: tuple[str, ...]) -> int:
     miss. Pure packages use no engine, no server and no process.
 
     PATTERN, such as 'agentrt.graph.*', chooses mutants by their names. Killed mutants are not tried
-    again: a second run tries the survivors. Takes some minutes on two cores.
+    again: a second run tries only the others. Takes some minutes on two cores.
     """
     # In another process, because this one has imported the package, and not the mutants' copy.
     done = subprocess.run(

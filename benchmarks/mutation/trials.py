@@ -1,12 +1,12 @@
-"""Tries all mutants, or the mutants that the patterns name, except mutants that were killed
-already.
+"""Tries all mutants, or the mutants that the command line names by patterns, except mutants that
+were killed already.
 
 mutmut makes the mutants. mutmut's own run starts pytest for each mutant, and runs the tests in any
 order; this takes hours, and the trials here take minutes. Here, children are forked from one
 process that has collected the tests. Each child replaces the code of one function, and runs the
-tests that reach the function, until a test fails. The order of the tests is: first the tests that
-killed other mutants of the function, then the fastest tests. The verdicts are written where mutmut
-keeps its own verdicts, so that `mutmut show NAME` and `benchmarks.mutation.command` read them.
+tests that reach the function, until a test fails. Tests that are fast, or that killed other mutants
+of the function, run first. The verdicts are written where mutmut keeps its own verdicts, so that
+`mutmut show NAME` and `benchmarks.mutation.command` read them.
 """
 
 from __future__ import annotations

@@ -46,10 +46,10 @@ from benchmarks.steps import SlotMachine
 POLICIES = (STOCK, "mlfq", "plas", "atlas", "adaptive", "srpt")
 _MAIN_LOADS = ("0.8", "1", "1.3", "2", "4", "8")
 _COARSE = ("1", "1.5", "3", "8")
-"""Loads of all workloads except the main workload."""
+"""Loads of the workloads other than mixed, without ``--quick``."""
 _TOOL_LOADS = ("1", "2", "4", "8")
 _BESIDE = ("adaptive",)
-"""The policies that run in the panels with other horizons, in addition to the baseline."""
+"""The policies that run with half and with twice as many programs, in addition to the baseline."""
 _ELSEWHERE = ("jobs", "as_json", "plot")
 """Options that do not change the figures, so that the report does not name them."""
 _EPILOG = """\b
@@ -68,12 +68,15 @@ Ctrl-C keeps finished runs. Exit codes: 0; 2 bad usage; 130 Ctrl-C.
 @click.option(
     "--workload",
     metavar="NAME|[FORMAT:]FILE",
-    help="A single workload, or a trace.  [default: mixed with and without tools, over three "
-    "horizons, and each of its classes]",
+    help="A single workload, or a trace.  [default: mixed with and without tools, with three "
+    "numbers of programs, and each of its classes]",
 )
 @load_option(f"Loads of the main workload.  [default: {','.join(_MAIN_LOADS)}]", former=["--loads"])
 @policy_option(f"Policies to compare.  [default: {','.join(POLICIES)}]", former=["--policies"])
-@programs_option("Number of programs of the middle horizon.", default=600)
+@programs_option(
+    "Number of programs. Without --workload, mixed also runs with half and twice as many.",
+    default=600,
+)
 @click.option(
     "--scale",
     type=NumberRange(min=0, min_open=True),
@@ -149,8 +152,8 @@ def _specs(panel: Panel, machine: Machine, seeds: Sequence[int]) -> list[RunSpec
 
 
 def _panels(options: dict[str, Any]) -> list[Panel]:
-    """Return the panels, each with a source, a number of programs (the horizon) and loads. Raises
-    `ConfigError` for invalid options.
+    """Return the panels, each with a source, a number of programs and loads. Raises `ConfigError`
+    for invalid options.
     """
     scale, count = options["scale"], options["programs"]
     loads, names = options["load"] or _MAIN_LOADS, _policies(options)

@@ -107,7 +107,7 @@ ratio; ~: the ratio is unknown."""
 _BY_LOAD = """## Latencies by load
 
 Ratios are to the first policy with the same programs. Below 1 is better. The exception is *ended in
-time*, the programs that ended before the last program arrived: above 1 is better."""
+time*, the programs that ended by the last arrival: above 1 is better."""
 _BY_TYPE = """## By type
 
 Token latency is an average over programs, so small programs dominate it: most programs are small,

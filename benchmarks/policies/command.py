@@ -178,7 +178,7 @@ def measure_virtual(plan: Plan) -> Iterator[Measured]:
 
 def _sizes(flags: Sequence[str]) -> dict[str, Any]:
     """Return the batch slots, KV blocks and step tokens of the virtual engine, as vLLM's ``flags``
-    set them. Raises `ConfigError` for a flag that is not in `_FLAGS`.
+    set them. Raises `ConfigError` for a flag that is not in `_FLAGS`, and for an invalid value.
     """
     words = [word for flag in flags for word in flag.split("=", 1)]
     sizes: dict[str, Any] = {}

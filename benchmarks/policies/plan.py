@@ -48,8 +48,8 @@ class Measured(NamedTuple):
 
 
 def read(options: Mapping[str, Any], flags: Sequence[str]) -> Plan:
-    """Check the options, and return the plan of the runs. Raises `ConfigError` before anything
-    runs.
+    """Check the options, and return the plan of the runs. Raises `ConfigError` for invalid options,
+    before anything runs.
     """
     _check_kind(options)
     check_plot(options["plot"])
@@ -64,7 +64,9 @@ def read(options: Mapping[str, Any], flags: Sequence[str]) -> Plan:
 
 
 def _check_kind(options: Mapping[str, Any]) -> None:
-    """Raise `ConfigError` for options without a meaning in virtual time, or in real time."""
+    """Raise `ConfigError` for options without a meaning in virtual time, or in real time, and for
+    options that exclude each other.
+    """
     for name in _REAL if options["virtual"] else _VIRTUAL:
         if options[name] is not None:
             how = "has no model" if options["virtual"] else "is not set, but this option needs it"
@@ -113,7 +115,7 @@ def _source(options: Mapping[str, Any]) -> Source:
 
 def source_of(name: str, scale: float, gap_scale: float, tokenizer: str = "") -> Source:
     """Return the source for a file with a trace, or for a generator by its name or the paper's name
-    for it, with scaled tokens.
+    for it, with scaled tokens and gaps.
     """
     scales = Scales(scale, scale, gap_scale)
     return Source.named(WORKLOADS.get(name, name), scales=scales, tokenizer=tokenizer)

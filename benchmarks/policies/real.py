@@ -13,7 +13,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from agentrt.executors.vllm.options import EngineOptions, prepare_environment
+from agentrt.engines import EngineOptions
+from agentrt.executors.vllm.options import prepare_environment
 from agentrt.lab.backends.real import (
     Open,
     about_engine,

@@ -8,7 +8,7 @@ ends in a tool call, the context of the call is pinned for a time-to-live. The t
 tau with the largest P(tau) * (T * eta + prefill) - tau:
 
 - P(tau) is the share of this tool's calls that returned within tau. If few calls of the tool are
-  known, the calls of all tools count. If few calls of any tool are known, tau is `UNTIL_KNOWN_S`.
+  known, the calls of all tools count. If these are few, too, tau is `UNTIL_KNOWN_S`.
 - T is the mean time for which calls without a pinned context waited for a slot. A pin avoids this
   wait.
 - eta, the memoryfulness of programs, is -corr(k, N - k), where k is the number of calls that are
@@ -106,9 +106,7 @@ class ToolTtl(Retention):
         self._eta = memoryfulness(self._turns)
 
     def _ends(self, blocks: CachedBlocks) -> float:
-        """Return the time at which a context's pin ends. The time is decided at the beginning of
-        the gap.
-        """
+        """Return the time at which a context's pin ends. The time is decided once for each gap."""
         since, until = self._until.get(blocks, (-1.0, 0.0))
         if since != blocks.since:
             until = blocks.since + self._ttl(blocks)
@@ -144,7 +142,7 @@ class ToolTtl(Retention):
 
 class PreviewTtl(ToolTtl):
     """The preview code's rule: a context is pinned for two seconds if the mean time of its tool is
-    at most two seconds.
+    unknown or at most two seconds.
     """
 
     @override
@@ -282,8 +280,8 @@ def _came_at(owner: CachedBlocks) -> float:
 
 
 class _Observer(Part):
-    """An observer that tells the rule how long calls wait, how long tools take, and how many turns
-    programs have.
+    """An observer that tells the rule how long calls without a pin wait, how long tools take, and
+    how many turns programs have.
     """
 
     def __init__(self, ttl: ToolTtl, scheduler: ContinuumScheduler) -> None:

@@ -64,12 +64,12 @@ class ThunderAgent(Gate):
     defaults and one engine. A program is *reasoning* while one of its requests is in the engine;
     otherwise it is *acting*. The tokens of a program are the tokens of its last request. A new
     program is admitted at once if no program is paused and its prompt fits. Every five seconds,
-    paused programs are resumed as long as their tokens fit: first programs with a waiting request,
-    then new programs, then programs that are still in a tool, each group in ascending order of
-    tokens. Then, if more tokens are used than fit, programs are paused in ascending order of tokens
-    until the rest fits: acting programs at once, reasoning programs at their next answer. For each
-    program, 100 tokens are reserved in addition to its own tokens. After 30 minutes, a paused
-    program is resumed in any case.
+    paused programs are resumed if their tokens fit: first programs with a waiting request, then new
+    programs, then programs that are still in a tool, each group in ascending order of tokens. Then,
+    if more tokens are used than fit, programs are paused until the rest fits: first acting
+    programs, at once, and then reasoning programs, at their next answer, each group in ascending
+    order of tokens. For each program, 100 tokens are reserved in addition to its own tokens. After
+    30 minutes, a paused program is resumed in any case.
 
     With ``decay``, which is also an option of the published router, the tokens of a program that
     has been acting for t seconds count 2^-t times when programs are resumed. In the published code,

@@ -57,5 +57,5 @@ def read_depth(options: Mapping[str, Any]) -> Machine:
         return read_machine(options)
     step_ms = options["step_ms"] or 25.0
     if not math.isfinite(step_ms):
-        raise ConfigError(f"--step-ms {step_ms}: give a positive number of milliseconds")
+        raise ConfigError(f"--step-ms {step_ms}: give a finite number of milliseconds")
     return SlotMachine(options["max_num_seqs"], step_s=step_ms / 1000, **read_fleet(options))

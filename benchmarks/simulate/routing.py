@@ -1,4 +1,4 @@
-"""``benchmarks simulate routing``: compares routers on one to a thousand replicas.
+"""``benchmarks simulate routing``: compares routers on one or more replicas.
 
 All routers get the same programs and the same replicas.
 """
@@ -50,9 +50,9 @@ Examples:
   python -m benchmarks simulate routing --router cost --replicas 1,4,16,64
 
 \b
-All routers of a seed get the same programs at the same times. A load is a share of the capacity of
-all replicas together. Programs have no prompts with --depth steps, so the routers then differ only
-in balance.
+With the same seed, all routers get the same programs at the same times. A load is a share of the
+capacity of all replicas together. Programs have no prompts with --depth steps, so the routers then
+differ only in balance.
 Exit codes: 0; 2 bad usage; 130 Ctrl-C."""
 
 
@@ -195,7 +195,7 @@ def _to_fewest(series: Sequence[Series]) -> list[Column]:
     """Return columns that compare a number of replicas with the smallest number, for the same
     router (medians over seeds).
 
-    "Over linear" is the share of programs that end before the last arrival, divided by this share
+    "Over linear" is the share of programs that end by the last arrival, divided by this share
     with the fewest replicas.
     """
 

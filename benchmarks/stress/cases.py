@@ -86,8 +86,8 @@ def run_case(plan: CasePlan, cls: type[Any] | None = None) -> Outcome:
 
 
 def _silence() -> None:
-    """Silence vLLM's log messages about grammars that reject a token, because many cases have such
-    grammars.
+    """Silence vLLM's log messages below ``CRITICAL``, because many cases have grammars that reject
+    a token, which vLLM logs.
     """
     logger = logging.getLogger("vllm")
     if logger.level != logging.CRITICAL:
@@ -123,7 +123,7 @@ def shrink(plan: CasePlan) -> tuple[CasePlan, Outcome]:
 
 
 def _smaller(plan: CasePlan) -> Iterator[CasePlan]:
-    """Yield the case without each of its disturbances, and without each of its programs."""
+    """Yield the case once for each of its disturbances and programs, without this one."""
     for at in range(len(plan.disturbances)):
         rest = plan.disturbances[:at] + plan.disturbances[at + 1 :]
         yield replace(plan, disturbances=rest)

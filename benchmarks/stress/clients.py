@@ -41,8 +41,9 @@ are the context, and whether the call succeeded; for a list of stages, always Tr
 """
 
 TIMES_ALONE, SPARE_S = 4.0, 60.0
-"""All programs must have ended within `TIMES_ALONE` times the sum of the times that the calls take
-alone, plus the clients' own time, plus `SPARE_S` seconds.
+"""After the last arrival, all programs must end within `TIMES_ALONE` times the sum of the times
+that the calls take alone, plus the clients' own time, plus `SPARE_S` seconds (plus `STALL_S`, if
+the engine stalls).
 """
 _FIRST_TICK_S, _LONGEST_TICK_S = 0.05, 1.0
 """The first and the longest step of the clock (seconds) while calls wait and nothing runs. The
@@ -158,7 +159,7 @@ class Clients:
         return bool(lost)
 
     def settle(self) -> None:
-        """Wait until the engine ends the programs whose clients have timed out."""
+        """Wait until the engine has dropped the programs that have timed out."""
         scheduler, numbers = self.scheduler, count(1)
         if not self.ours or not len(scheduler.table):
             return

@@ -72,7 +72,7 @@ def stress(
 ) -> int | None:
     """Run random programs, requests and engines on vLLM's real scheduler, in virtual time.
 
-    Every case is drawn from one number, beginning with --seed. The cases take turns through all
+    Every case is drawn from a number; the first number is --seed. The cases take turns through all
     policies, retentions and admissions. Fails if a case violates an invariant: a call never ends, a
     batch exceeds its slots, a token or a block is wrong, a call is preempted or admitted while the
     engine is paused, or something is left at the end. 'stress ratios' compares the total time with

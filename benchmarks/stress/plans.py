@@ -138,7 +138,9 @@ class Gap:
 
 @dataclass(frozen=True, slots=True)
 class Branches:
-    """Lists of stages that run in parallel. The program continues when all lists have ended."""
+    """Lists of stages that run in parallel. A call that fails ends its own list. The program
+    continues when all lists have ended.
+    """
 
     branches: tuple[tuple[Stage, ...], ...]
 

@@ -214,8 +214,7 @@ def other_orders(seed: int) -> list[float]:
     """Return how stock's total time changes when the programs of a workload exchange their arrival
     times: for each of several random exchanges, the ratio of the new total time to the old one.
 
-    No policy is responsible for these differences: the program that arrives first determines when
-    the last program ends.
+    No policy is responsible for these differences, because only the order of arrival differs.
     """
     plan = draw_workload(seed)
     stock, rng = run_workload(plan, None), random.Random(f"orders {seed}")

@@ -1,9 +1,9 @@
 """The invariants of every step of a scheduler, and of the end of a case. At the end, no call or
 program may be left in the scheduler.
 
-Only public state of the scheduler is read: vLLM's own fields, the snapshot of the control messages,
-and the fields of `QueuedCall`. At the end, all objects that the scheduler holds are searched for
-calls and programs, so that parts that are added later are searched, too.
+The checks read vLLM's own fields, and public fields of agentrt's scheduler. At the end, all objects
+that the scheduler holds are searched for calls and programs, so that parts that are added later are
+searched, too.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from benchmarks.stress.faults import Violation
 from benchmarks.stress.host import left_on_host
 
 FRUITLESS = 8
-"""The maximum number of times in a row that a call may be preempted for other calls without making
+"""A call must be preempted for other calls fewer than this number of times in a row without making
 any progress in between.
 """
 WASTED_STEPS = 8

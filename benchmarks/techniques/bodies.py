@@ -19,8 +19,8 @@ async def completion(thread: Thread) -> None:
 
 
 async def tree_of_thought(root: Thread) -> None:
-    """Search two levels of three thoughts each, of which two are kept. Two verdicts score each
-    thought.
+    """Search two levels. Each state gets three thoughts; of a level, the two best are kept. Two
+    verdicts score each thought.
     """
 
     async def think(state: Thread, seed: int) -> tuple[float, Thread]:

@@ -26,10 +26,10 @@ import httpx
 
 from agentrt import Context, Runtime, program
 from agentrt.cli.engine_log import EngineLog
+from agentrt.engines import EngineOptions, VLLMEngine
 from agentrt.executors.transformers import TransformersExecutor
 from agentrt.executors.vllm.default_model import default_model
-from agentrt.executors.vllm.engine import VLLMEngine
-from agentrt.executors.vllm.options import EngineOptions, prepare_environment
+from agentrt.executors.vllm.options import prepare_environment
 from agentrt.lab.commands.options import (
     count_option,
     json_option,

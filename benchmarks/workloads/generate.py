@@ -1,10 +1,10 @@
-"""Generators of programs by the name of the workload: the workloads of the Agentix paper, and eight
+"""Generators of programs by the name of the workload: the workloads of the Agentix paper, and
 further types of programs.
 
 `chat` follows ShareGPT, `react` BFCL v3, and `lats`, in its own module, LATS on HotpotQA; their
-means are the means in Agentix, §6.1, Fig. 11. The sizes, spreads and fan-outs of the other types
-are our assumptions, chosen such that the work of the types differs by up to two orders of magnitude
-(means of about 200 to 10,000 output tokens), and that their joins differ.
+means are the means in Agentix, §6.1, Fig. 11. The sizes, spreads and fan-outs of the other types in
+this module are our assumptions, chosen such that the work of the types differs by up to two orders
+of magnitude (means of about 200 to 10,000 output tokens), and that their joins differ.
 """
 
 from __future__ import annotations
@@ -266,8 +266,8 @@ def generate(
 ) -> list[ProgramShape]:
     """Make ``n`` programs of one of the ``known`` workloads. All programs arrive at second 0.
 
-    Program i of a seed does not depend on ``n``. A workload of several types has the same number of
-    programs of each type. It consists of blocks that have each type once, in random order.
+    Program i of a seed does not depend on ``n``. A workload of several types consists of blocks
+    that have each type once, in random order.
 
     Raises `ConfigError` for an unknown name.
     """

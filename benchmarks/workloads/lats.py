@@ -27,7 +27,7 @@ OUTPUT_MEAN = 72.6
 WIDTH = 5
 """Children per expansion (LATS, arXiv 2310.04406: n = 5)."""
 LIMIT = 30
-"""Maximum number of iterations. Our assumption: with 50, most programs would end earlier."""
+"""Maximum number of iterations (our assumption)."""
 DEPTH = 7
 """Maximum depth of the tree (LATS's limit on HotpotQA)."""
 _HARDNESS = 1.0
@@ -137,8 +137,8 @@ def _chance(base: float, hardness: float) -> float:
 
 @lru_cache(maxsize=1)
 def _base_chance() -> float:
-    """Return the solving probability of the median question that gives the published number of
-    calls.
+    """Return the probability to solve the median question in an iteration, chosen such that
+    programs have the published mean number of calls.
     """
     hardness = [NormalDist().inv_cdf((i + 0.5) / 400) for i in range(400)]
     low, high = 1e-4, 0.9

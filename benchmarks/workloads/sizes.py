@@ -116,7 +116,7 @@ class ProgramBuilder:
     """The calls of one program so far. All randomness comes from ``rng``.
 
     The token counts of one program are correlated: the quantile of each count comes from a normal
-    variable that has the correlation ``shared`` with the program's own normal variable. This
+    variable, and the normal variables of two counts have the correlation ``shared``. This
     correlation does not change the distributions.
     """
 

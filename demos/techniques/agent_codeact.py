@@ -20,7 +20,7 @@ FENCE = "```"
 
 
 async def python(code: str) -> str:
-    """What a program prints, or the last line of its error."""
+    """Return what a program prints, or the last line of its error."""
     pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-I", "-c", code, stdout=pipe, stderr=pipe
@@ -42,7 +42,7 @@ async def code_act(
     turns: int = 3,
     tokens: int = 64,
 ) -> TokenContext:
-    """What was written and seen, up to code that runs without an error."""
+    """Return the context with all code and its output, up to code that runs without an error."""
     context = await ctx.context(HOW.format(task=task))
     for _ in range(turns):
         await context.fill(f"{FENCE}python\n")

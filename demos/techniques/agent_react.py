@@ -20,7 +20,7 @@ HOW = "Answer the question. Write a thought, then an action, and you see an obse
 
 
 async def choose(context: TokenContext, options: list[str]) -> str:
-    """The likeliest of ``options``, a token of each for a token; it is appended."""
+    """Append the option with the highest mean log probability of a token, and return it."""
     scores = await asyncio.gather(*(context.score(f" {option}") for option in options))
     worth = [score.total / len(score) for score in scores]
     chosen = options[worth.index(max(worth))]
@@ -31,7 +31,7 @@ async def choose(context: TokenContext, options: list[str]) -> str:
 async def react(
     ctx: Context, question: str, tools: Mapping[str, Callable[[str], Any]], *, turns: int = 4
 ) -> TokenContext:
-    """What was thought and done, up to an action that is ``finish``."""
+    """Return the context with all thoughts and actions, at the latest up to ``finish``."""
     context = await ctx.context(f"{HOW}Actions: {', '.join(tools)}, finish\nQuestion: {question}")
     for _ in range(turns):
         await context.fill("\nThought:")

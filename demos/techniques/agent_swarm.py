@@ -18,7 +18,7 @@ PARTS = ("an engineer", "a farmer", "the mayor", "a child")
 
 
 async def speak(heard: TokenContext, part: str, tokens: int) -> str:
-    """What the agent with this part says to what it has heard."""
+    """Return what the agent with this part says after all that it has heard."""
     with heard.fork() as own:
         await own.fill(f"\n{part}:")
         return (await own.generate(tokens, stop="\n", ignore_eos=True)).text
@@ -27,7 +27,7 @@ async def speak(heard: TokenContext, part: str, tokens: int) -> str:
 async def swarm(
     context: TokenContext, parts: Sequence[str] = PARTS, *, rounds: int = 2, tokens: int = 16
 ) -> str:
-    """What they came to; ``context`` has all that was said."""
+    """Return the decision of the agents. All that was said is added to ``context``."""
     for _ in range(rounds):
         said = await asyncio.gather(*(speak(context, part, tokens) for part in parts))
         for part, words in zip(parts, said, strict=True):

@@ -22,7 +22,7 @@ SINKS, WINDOW = 4, 60
 async def perplexity(
     ctx: Context, text: str, attention: Attention | None = None, *, tokens: int = 640
 ) -> list[float]:
-    """How surprised the model is by each quarter of the text's first tokens."""
+    """Return the perplexity of each quarter of the text's first ``tokens`` tokens."""
     ids = (await ctx.context(text)).token_ids[:tokens]
     scores = await (await ctx.context(ids[:1])).score(ids[1:], attention=attention)
     size = len(scores) // 4
@@ -31,7 +31,7 @@ async def perplexity(
 
 
 async def stream(context: TokenContext, tokens: int) -> str:
-    """What the model writes on and on, of which it remembers its sinks and the last tokens."""
+    """Return the text that the model writes if it sees only the sinks and the last tokens."""
     done = await context.generate(tokens, attention=Attention(WINDOW, sinks=SINKS), ignore_eos=True)
     return done.text
 

@@ -22,7 +22,7 @@ Beam = tuple[float, TokenContext]
 async def beam_search(
     context: TokenContext, *, beams: int, tokens: int, allowed: Sequence[int] | None = None
 ) -> list[Beam]:
-    """The likeliest continuations of ``tokens`` tokens that are found, the best one first."""
+    """Return the best continuations of ``tokens`` tokens that the search finds, best first."""
     found: list[Beam] = [(0.0, context)]
     for _ in range(tokens):
         likely = await asyncio.gather(

@@ -21,7 +21,7 @@ number ::= [1-9] [0-9]?
 
 
 async def formula(context: TokenContext, temperature: float = 0.0) -> str:
-    """What the model writes, as a formula. It ends, because no rule repeats without end."""
+    """Return the formula that the model writes. It ends, because no rule repeats without end."""
     done = await context.generate(64, constrain=ebnf(FORMULA), temperature=temperature)
     return done.text
 

@@ -30,7 +30,7 @@ def manual(functions: Functions) -> str:
 async def call_functions(
     ctx: Context, request: str, often: Functions, once: Functions, calls: int = 3
 ) -> TokenContext:
-    """The request with ``calls`` calls and what they gave, without what ``once`` said."""
+    """Return the request with ``calls`` calls and results, without the manual of ``once``."""
     context = await remembered(ctx, "functions", f"Functions:\n{manual(often)}")
     await context.fill(f"Request: {request}\n")
     names = "|".join([*often, *once])

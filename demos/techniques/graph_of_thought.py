@@ -27,7 +27,7 @@ async def thought(trunk: TokenContext, about: str, tokens: int) -> str:
 async def merged(
     trunk: TokenContext, notes: Sequence[Coroutine[Any, Any, str]], tokens: int
 ) -> str:
-    """One note of all of ``notes``."""
+    """Merge all ``notes`` into one note."""
     if len(notes) == 1:
         return await notes[0]
     half = len(notes) // 2

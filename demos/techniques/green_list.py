@@ -16,7 +16,7 @@ from watermark import is_green, secret_of
 
 
 class GreenList(AdapterLogitsProcessor):
-    """A call gives a ``key``, and ``delta``, which the logits of green tokens gain."""
+    """A call's ``key`` decides which tokens are green; ``delta`` is added to their logits."""
 
     def is_argmax_invariant(self) -> bool:
         return False

@@ -14,7 +14,7 @@ from watermark import is_green, secret_of
 
 
 class GreenList(LogitsProcessor):
-    """A call gives a ``key``, and ``delta``, which the logits of green tokens gain."""
+    """A call's ``key`` decides which tokens are green; ``delta`` is added to their logits."""
 
     def __init__(self, vllm_config: Any, req_states: Any) -> None:
         slots, device = req_states.max_num_reqs, req_states.device

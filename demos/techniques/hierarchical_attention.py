@@ -4,7 +4,7 @@
 
 The text is a tree of two levels: sections of equal length, each with a mark at its end that sees
 the whole section. Later tokens see the marks only, so a section costs a few tokens of memory.
-(After Tang et al., 2021, where the tree is a program's: https://arxiv.org/abs/2112.01184)
+(After Tang et al., 2021, with the syntax trees of programs: https://arxiv.org/abs/2112.01184)
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SECTIONS = (
 
 
 async def outline(ctx: Context, sections: Sequence[str]) -> tuple[TokenContext, Attention]:
-    """The sections as a context, and the attention by which it is a tree."""
+    """Return a context of all sections, and the attention that makes it a tree."""
     mark = (await ctx.context(MARK)).token_ids
     space = (await ctx.context("\n")).token_ids[:1]
     context = await ctx.context()
@@ -38,7 +38,7 @@ async def outline(ctx: Context, sections: Sequence[str]) -> tuple[TokenContext, 
 async def answer(
     ctx: Context, sections: Sequence[str], question: str, tokens: int = 24
 ) -> tuple[int, ...]:
-    """What the model answers after it has read the sections."""
+    """Return the token ids of the model's answer after it has read the sections."""
     context, attention = await outline(ctx, sections)
     await context.fill(question)
     return (await context.generate(tokens, attention=attention, ignore_eos=True)).token_ids

@@ -14,7 +14,7 @@ from agentrt.contexts import TokenContext
 
 
 async def jacobi(context: TokenContext, tokens: int, *, window: int = 8) -> int:
-    """Add what the model says next, greedily. Returns the engine steps that it took."""
+    """Add ``tokens`` greedy tokens to the context. Return the number of engine steps."""
     end, steps = len(context) + tokens, 0
     guess: list[int] = []
     while len(context) < end:
@@ -24,7 +24,7 @@ async def jacobi(context: TokenContext, tokens: int, *, window: int = 8) -> int:
         scores = await context.score(guess, top=1)
         wanted = [score.top[0][0] for score in scores]
         right = next((i for i, one in enumerate(guess) if one != wanted[i]), len(guess))
-        sure = min(right + 1, len(wanted))  # the first that was wrong is corrected by what is right
+        sure = min(right + 1, len(wanted))  # the first wrong token is corrected, too
         await context.fill(wanted[:sure])
         guess = wanted[sure:]
     return steps

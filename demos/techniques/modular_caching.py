@@ -5,7 +5,7 @@
 vLLM's cache finds a token only at its position, after the same tokens. So a module is used again
 only if the same modules precede it, in the same order. Put the modules that change least first.
 `assemble` returns which modules it found. (Gim et al., 2024,
-https://arxiv.org/abs/2311.04934, which also moves modules about)
+https://arxiv.org/abs/2311.04934, which also uses modules again at other positions)
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ MODULES = {
 async def assemble(
     ctx: Context, names: Sequence[str], modules: Mapping[str, str]
 ) -> tuple[TokenContext, list[str]]:
-    """A context of these modules, and which of them had been put together before."""
+    """Return a context of these modules, and the first modules, which were already saved."""
     for known in range(len(names), -1, -1):
         try:
             context = await ctx.open("/".join(names[:known])) if known else await ctx.context()

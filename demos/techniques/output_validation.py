@@ -16,13 +16,13 @@ from agentrt import Context, program
 from agentrt.contexts import Completion, TokenContext
 
 Verify = Callable[[str], tuple[float, str]]
-"""How good an answer is, and what is wrong with it; "" for one that passes."""
+"""A function that returns an answer's score, and its fault; "" if the answer passes."""
 
 
 async def best_of(
     context: TokenContext, verify: Verify, *, answers: int, max_tokens: int = 32
 ) -> tuple[TokenContext, Completion]:
-    """The best of several answers, and the branch that has it."""
+    """Return the branch with the best of several answers, and this answer."""
     branches = [context.fork() for _ in range(answers)]
     done = await asyncio.gather(
         *(branch.generate(max_tokens, temperature=1.0) for branch in branches)
@@ -33,7 +33,7 @@ async def best_of(
 async def validated(
     context: TokenContext, verify: Verify, *, answers: int = 4, tries: int = 3
 ) -> Completion | None:
-    """An answer that passes; None if no answer passes in ``tries`` rounds."""
+    """Return an answer that passes; None if no answer passes in ``tries`` rounds."""
     for _ in range(tries):
         context, best = await best_of(context, verify, answers=answers)
         if not (wrong := verify(best.text)[1]):
@@ -43,7 +43,7 @@ async def validated(
 
 
 def a_year(text: str) -> tuple[float, str]:
-    """An answer should be short and have a year in it."""
+    """Return the score of an answer, which should be short, and its fault if it has no year."""
     found = re.search(r"\b1\d{3}\b", text)
     return (1.0 if found else 0.0) - len(text) / 1000, "" if found else "there is no year in it"
 

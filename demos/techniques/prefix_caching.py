@@ -17,7 +17,7 @@ MANUAL = "The pump must be vented before it is started, and greased once in a we
 
 
 async def remembered(ctx: Context, name: str, text: str) -> TokenContext:
-    """The context of ``text`` that is saved as ``name``; it is saved if it was not."""
+    """Return the context that is saved as ``name``. If there is none, save one with ``text``."""
     try:
         return await ctx.open(name)
     except UnknownContextError:

@@ -18,7 +18,7 @@ HOW = "Sort the numbers in ascending order. Merge sorted lists if you are given 
 
 
 async def ask(trunk: TokenContext, question: str, tokens: int) -> str:
-    """What the model answers, on a line of its own; its context is gone afterwards."""
+    """Return the model's answer, a single line. The context of the answer is dropped."""
     with trunk.fork() as own:
         await own.fill(question)
         return (await own.generate(tokens, stop="\n")).text
@@ -27,7 +27,7 @@ async def ask(trunk: TokenContext, question: str, tokens: int) -> str:
 async def solve(
     trunk: TokenContext, numbers: Sequence[int], *, most: int = 2, tokens: int = 16
 ) -> str:
-    """The answer for all of ``numbers``, of which up to ``most`` are sorted without division."""
+    """Return the answer for ``numbers``. Up to ``most`` numbers are sorted without division."""
     if len(numbers) <= most:
         return await ask(trunk, f"Numbers: {numbers}\nSorted:", tokens)
     half = len(numbers) // 2

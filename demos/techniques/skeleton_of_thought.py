@@ -3,7 +3,7 @@
     agentrt run demos/techniques/skeleton_of_thought.py --input "Why do cats purr?"
 
 The points are written in parallel, in forks of one context with the question and the skeleton. So
-the answer takes as many steps as its longest point. (Ning et al., 2024,
+all points together take as many steps as the longest point. (Ning et al., 2024,
 https://arxiv.org/abs/2307.15337)
 """
 
@@ -18,7 +18,7 @@ from agentrt.contexts import TokenContext
 async def skeleton_of_thought(
     context: TokenContext, *, points: int = 4, heading: int = 8, tokens: int = 24
 ) -> list[str]:
-    """Each point, with its heading."""
+    """Return each point with its heading."""
     headings = []
     for number in range(1, points + 1):
         await context.fill(f"\n{number}.")

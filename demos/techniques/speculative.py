@@ -14,11 +14,11 @@ from agentrt import Context, program
 from agentrt.contexts import TokenContext
 
 Guess = Callable[[Sequence[int]], list[int]]
-"""A draft of what comes after these tokens; none is allowed."""
+"""A function that drafts the tokens that follow these tokens; the draft may be empty."""
 
 
 def look_up(ids: Sequence[int], *, ngram: int = 3, most: int = 10) -> list[int]:
-    """What followed the last ``ngram`` tokens when they last stood in the text, or fewer."""
+    """Return what followed the previous occurrence of the last ``ngram`` or fewer tokens."""
     for size in range(min(ngram, len(ids) - 1), 0, -1):
         last = tuple(ids[-size:])
         for start in range(len(ids) - size - 1, -1, -1):
@@ -28,7 +28,7 @@ def look_up(ids: Sequence[int], *, ngram: int = 3, most: int = 10) -> list[int]:
 
 
 async def speculate(context: TokenContext, tokens: int, guess: Guess = look_up) -> int:
-    """Add what the model says next, greedily. Returns the engine steps that it took."""
+    """Add ``tokens`` greedy tokens to the context. Return the number of engine steps."""
     end, steps = len(context) + tokens, 0
     while len(context) < end:
         steps += 1
@@ -39,7 +39,7 @@ async def speculate(context: TokenContext, tokens: int, guess: Guess = look_up) 
         scores = await context.score(draft, top=1)
         wanted = [score.top[0][0] for score in scores] + [scores.after[0][0]]
         right = next((i for i, one in enumerate(draft) if one != wanted[i]), len(draft))
-        await context.fill(wanted[: right + 1])  # what was right, and the model's own token
+        await context.fill(wanted[: right + 1])  # the right tokens, and the model's next token
     return steps
 
 

@@ -14,12 +14,12 @@ from agentrt import Context, program
 from agentrt.contexts import TokenContext
 
 State = tuple[float, TokenContext]
-"""What it is worth, and the thoughts that lead to it."""
+"""The worth of a state, and the thoughts that lead to it."""
 VERDICT = "\nThis way of thinking is"
 
 
 async def think(state: TokenContext, seed: int, tokens: int) -> State:
-    """One more thought, and what it is worth."""
+    """Return the state after one more thought."""
     thought = state.fork()
     await thought.generate(tokens, temperature=0.8, seed=seed, ignore_eos=True)
     with thought.fork() as judge:
@@ -31,7 +31,7 @@ async def think(state: TokenContext, seed: int, tokens: int) -> State:
 async def tree_of_thought(
     root: TokenContext, *, depth: int = 2, width: int = 3, keep: int = 2, tokens: int = 16
 ) -> list[State]:
-    """The best states of the last level, the best one first."""
+    """Return the best states of the last level, the best one first."""
     level: list[State] = [(0.0, root)]
     for _ in range(depth):
         thoughts = (think(state, seed, tokens) for _, state in level for seed in range(width))

@@ -26,13 +26,13 @@ def secret_of(key: int) -> int:
 
 
 def is_green(previous: Any, token: Any, secret: Any) -> Any:
-    """Whether ``token`` is favoured after ``previous``: of integers, or of tensors of them."""
+    """Whether ``token`` is favoured after ``previous``. Both may be integers or tensors."""
     factor = 1 + (previous * 1_103_515_245 + secret) % (_PRIME - 1)
     return (factor * token + previous * 69_069 + secret) % _PRIME < GREEN * _PRIME
 
 
 def z_score(ids: Sequence[int], key: int = KEY) -> float:
-    """How many standard deviations there are more green tokens in a text than by chance."""
+    """Return by how many standard deviations the green tokens exceed the number by chance."""
     pairs = set(pairwise(ids))  # a pair that comes again tells nothing new
     secret = secret_of(key)
     green = sum(is_green(before, token, secret) for before, token in pairs)
@@ -41,7 +41,7 @@ def z_score(ids: Sequence[int], key: int = KEY) -> float:
 
 
 async def marked_text(context: TokenContext, tokens: int, delta: float = 4.0) -> list[int]:
-    """What the model writes, after the token before it. A ``delta`` of 0 leaves no mark."""
+    """Return the last token of the context, and the generated tokens; 0 as ``delta``: no mark."""
     first = len(context)
     logits = {"GreenList": {"key": KEY, "delta": delta}}
     await context.generate(tokens, temperature=1.0, ignore_eos=True, logits=logits)
@@ -50,7 +50,7 @@ async def marked_text(context: TokenContext, tokens: int, delta: float = 4.0) ->
 
 @program
 async def watermark(ctx: Context, text: str = "Once upon a time") -> dict[str, object]:
-    """A text with the watermark and one without, and how far each is from chance."""
+    """Return the text and the z-score of an answer with and of an answer without a watermark."""
     context = await ctx.context(text)
     found: dict[str, object] = {}
     for name, delta in (("marked", 4.0), ("plain", 0.0)):

@@ -15,7 +15,7 @@ NOTES = "Monday: sow the beans. Tuesday: water the beans. Wednesday: water the b
 
 
 async def windowed(ctx: Context, text: str, *, window: int, tokens: int = 16) -> tuple[int, ...]:
-    """What follows a text by the model that sees ``window`` tokens at once."""
+    """Return the tokens that follow a text if each token sees only ``window`` tokens."""
     context = await ctx.context(text)
     done = await context.generate(tokens, attention=Attention(window), ignore_eos=True)
     return done.token_ids
@@ -23,7 +23,7 @@ async def windowed(ctx: Context, text: str, *, window: int, tokens: int = 16) ->
 
 @program
 async def windowed_attention(ctx: Context, text: str = NOTES) -> dict[str, str]:
-    """What the model writes by how much of the text it sees."""
+    """Return what the model writes with windows of several sizes."""
     found = {}
     for window in (4, 16, 64, 256):
         context = await ctx.context(await windowed(ctx, text, window=window))

@@ -40,7 +40,7 @@ def schedulers(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> list[Schedule
         made.append(options.scheduler)
         return EchoEngine(options)
 
-    monkeypatch.setattr("agentrt.executors.vllm.engine.VLLMEngine", make)
+    monkeypatch.setattr("agentrt.engines.VLLMEngine", make)
     return made
 
 

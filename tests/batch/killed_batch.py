@@ -6,7 +6,7 @@ import os
 import re
 import sys
 
-import agentrt.executors.vllm.engine as engine
+from agentrt import engines
 from agentrt.cli.app import call as run
 from agentrt.engines import EngineOptions
 from agentrt.executors.replicas.set import RestartedEngine
@@ -50,8 +50,8 @@ class Letters(LettersEngine):
 
 if __name__ == "__main__":
     if "--tokens" in sys.argv:
-        engine.VLLMEngine = Letters  # type: ignore[misc, assignment]  # in its place
+        engines.VLLMEngine = Letters  # type: ignore[misc, assignment]  # in its place
         RestartedEngine.own_frontend = Letters.own_frontend  # type: ignore[assignment]
     else:
-        engine.VLLMEngine = Engine  # type: ignore[misc, assignment]
+        engines.VLLMEngine = Engine  # type: ignore[misc, assignment]
     sys.exit(run(sys.argv[1:]))

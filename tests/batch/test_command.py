@@ -446,6 +446,15 @@ def test_results_of_what_is_no_file_of_results(command: Run, tmp_path: Path) -> 
         assert (ran.code, "name a file of results" in ran.said) == (2, True)
 
 
+def test_results_of_runs_that_never_began_have_no_times(command: Run, tmp_path: Path) -> None:
+    result = {"id": "a", "sample": 0, "state": "stopped", "over": "stop-when", "attempt": 0}
+    (tmp_path / "r.jsonl").write_text(f"{json.dumps(result)}\n", "utf-8")
+    ran = command("results", "show", tmp_path / "r.jsonl")
+    assert "1 result: 0 done, 0 failed, 1 stopped" in ran.out
+    assert "seconds per result" not in ran.out
+    assert "slowest" not in ran.out
+
+
 @pytest.mark.parametrize("name", ["scores.svg", "scores.png"])
 def test_scores_are_drawn_with_their_intervals(
     name: str, write: Write, records: Records, command: Run, tmp_path: Path

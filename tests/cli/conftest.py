@@ -85,7 +85,7 @@ def write(tmp_path: Path) -> Write:
 def invoke(monkeypatch: pytest.MonkeyPatch) -> Invoke:
     """The command line in this process, with `EchoEngine` for vLLM. Returns the exit code."""
     monkeypatch.setattr(sys, "path", [*sys.path])  # a program's folder goes there
-    monkeypatch.setattr("agentrt.executors.vllm.engine.VLLMEngine", EchoEngine)
+    monkeypatch.setattr("agentrt.engines.VLLMEngine", EchoEngine)
 
     def run(*args: object) -> int:
         return call([str(arg) for arg in args])

@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator
 from functools import partial
 
 import agentrt.executors.replicas.set as replica_set
-import agentrt.executors.vllm.engine as engine
+from agentrt import engines
 from agentrt.cli.app import call as run
 from agentrt.engines import EngineOptions
 from agentrt.errors import EngineDiedError
@@ -41,6 +41,6 @@ class MortalEngine(EchoEngine):
 
 
 if __name__ == "__main__":
-    engine.VLLMEngine = MortalEngine  # type: ignore[misc, assignment]
+    engines.VLLMEngine = MortalEngine  # type: ignore[misc, assignment]
     replica_set.Backoff = partial(Backoff, first_s=0.01, tries=2)  # type: ignore[assignment, attr-defined]
     sys.exit(run(sys.argv[1:]))

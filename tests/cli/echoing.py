@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import sys
 
-import agentrt.executors.vllm.engine as engine
+from agentrt import engines
 from agentrt.cli.app import call
 from tests.cli.echo_engine import EchoEngine
 
 if __name__ == "__main__":
-    engine.VLLMEngine = EchoEngine  # type: ignore[misc, assignment]
+    engines.VLLMEngine = EchoEngine  # type: ignore[misc, assignment]
     sys.exit(call(sys.argv[1:]))

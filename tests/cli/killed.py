@@ -8,7 +8,7 @@ import sys
 from collections.abc import AsyncGenerator
 from pathlib import Path
 
-import agentrt.executors.vllm.engine as engine
+from agentrt import engines
 from agentrt.cli.app import call as run
 from agentrt.executors.base import Chunk
 from agentrt.request import Call
@@ -34,5 +34,5 @@ class Engine(EchoEngine):
 
 
 if __name__ == "__main__":
-    engine.VLLMEngine = Engine  # type: ignore[misc, assignment]  # in its place
+    engines.VLLMEngine = Engine  # type: ignore[misc, assignment]  # in its place
     sys.exit(run(sys.argv[1:]))

@@ -72,6 +72,7 @@ def test_program_file(
         ("prod.json", ["prod.json", "'graphs'", "agent.py:graph"]),
         ("latin.py", ["latin.py", "syntax error", "utf-8"]),
         ("zero.py", ["zero.py", "null bytes"]),
+        ("x" * 300, ["xxx…: the name of this file is too long"]),
     ],
 )
 def test_target(

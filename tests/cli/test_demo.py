@@ -54,7 +54,7 @@ class DyingVLLM(FakeVLLM):
 @pytest.fixture
 def fast(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
     """Engines and tools that take next to no time where time is real."""
-    monkeypatch.setattr("agentrt.executors.vllm.engine.VLLMEngine", FakeVLLM)
+    monkeypatch.setattr("agentrt.engines.VLLMEngine", FakeVLLM)
     quick = partial(SimulatedEngine, step_s=STEP_S)
     monkeypatch.setattr("agentrt.cli.demo.stage.SimulatedEngine", quick)
     monkeypatch.setattr("agentrt.cli.demo.programs.search", lambda question: "nothing new")
@@ -253,7 +253,7 @@ def test_it_ends_with_commands_that_go_on(
 def test_an_engine_that_dies_ends_it_with_one_line(
     command: RunCommand, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("agentrt.executors.vllm.engine.VLLMEngine", DyingVLLM)
+    monkeypatch.setattr("agentrt.engines.VLLMEngine", DyingVLLM)
     ran = command("demo", "--engine", "vllm", "--no-dashboard")
     assert (ran.code, ran.out) == (1, "")
     assert re.fullmatch(r"error: the engine is gone \(vLLM's own log: \S+\)", ran.said)

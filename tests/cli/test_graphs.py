@@ -181,8 +181,8 @@ def test_a_program_file_loads_no_langgraph(tmp_path: Path) -> None:
         "from agentrt import program\n@program\nasync def one(ctx): return 1\n"
     )
     code = (
-        "import sys, tests.cli.echo_engine as stub, agentrt.executors.vllm.engine as engine\n"
-        "engine.VLLMEngine = stub.EchoEngine\n"
+        "import sys, tests.cli.echo_engine as stub, agentrt.engines as engines\n"
+        "engines.VLLMEngine = stub.EchoEngine\n"
         "from agentrt.cli.app import call\n"
         "assert call(['run', sys.argv[1]]) == 0\n"
         "print([name for name in ('langgraph', 'langchain_core') if name in sys.modules])\n"

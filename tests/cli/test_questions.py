@@ -129,6 +129,7 @@ def refusing(status: int, body: str) -> Callable[..., httpx.Response]:
     ("status", "body", "code", "told"),
     [
         (401, '{"error": {"message": "a key is needed"}}', 2, "--api-key or AGENTRT_API_KEY"),
+        (403, '{"error": {"message": "operators only"}}', 2, "error: operators only"),
         (404, "<html>", 2, "answers with status 404"),
         (200, "<html>", 1, "does not answer like an agentrt server"),
         (503, '{"error": {"message": "it is stopping"}}', 1, "error: it is stopping"),

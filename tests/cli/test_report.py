@@ -137,6 +137,9 @@ def test_an_id_loses_its_middle_before_its_number() -> None:
     assert fit_name("support-agent-12", 16).plain == "support-agent-12"
     assert fit_name("support-agent-12", 12).plain == "support-…-12"
     assert fit_name("support-agent-12", 3).plain == "s…-12"
+    assert fit_name("supportagent", 6).plain == "suppo…"
+    assert fit_name("support-agentsmith", 10).plain == "support-a…"
+    assert fit_name("support-agent-e3f0", 10).plain == "supp…-e3f0"
 
 
 def test_the_critical_path_is_a_chain_of_nodes() -> None:

@@ -34,7 +34,7 @@ def test_the_result_alone_is_on_stdout(run_program: Run) -> None:
 WARNS = """
 import logging, sys
 from agentrt.cli.app import call
-from agentrt.executors.vllm import engine
+from agentrt import engines
 from tests.cli.echo_engine import EchoEngine
 
 class Warns(EchoEngine):
@@ -44,7 +44,7 @@ class Warns(EchoEngine):
         print("more noise", file=sys.stderr)
         await super().start(progress)
 
-engine.VLLMEngine = Warns
+engines.VLLMEngine = Warns
 sys.exit(call(sys.argv[1:]))
 """
 

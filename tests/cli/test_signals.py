@@ -26,7 +26,7 @@ SCRIPT = """
 import sys
 import agentrt.cli.screen
 import agentrt.cli.signals
-import agentrt.executors.vllm.engine
+import agentrt.engines
 from agentrt.cli import main
 from tests.cli.echo_engine import EchoEngine
 
@@ -36,7 +36,7 @@ if sys.argv[-1] == "unheard":
     agentrt.cli.screen.Screen.last_words = lambda self, text: self.console.file.close() or print(
         text, file=self.console.file
     )
-agentrt.executors.vllm.engine.VLLMEngine = EchoEngine
+agentrt.engines.VLLMEngine = EchoEngine
 main()
 """
 

@@ -21,9 +21,9 @@ sys.exit(call(sys.argv[1:]))
 """
 # Calls are answered from a script; nothing of vLLM is loaded.
 RUN = """
-from agentrt.executors.vllm import engine
+from agentrt import engines
 from tests.doubles.scripted import ScriptedExecutor
-engine.VLLMEngine = lambda options: ScriptedExecutor(lambda call: "done")
+engines.VLLMEngine = lambda options: ScriptedExecutor(lambda call: "done")
 """
 PROGRAM = """
 from agentrt import program

@@ -373,7 +373,7 @@ def test_a_client_that_goes_frees_its_call(
     body = {"model": "tiny", "messages": HELLO, "max_tokens": 1900, "ignore_eos": True}
     said = json.dumps({**body, "stream": stream})
     leaving = HTTPConnection(serving.url.removeprefix("http://"), timeout=WAIT_S)
-    headers = {"x-agentrt-program": name, "authorization": f"Bearer {serving.key}"}
+    headers = {"x-agentrt-run": name, "authorization": f"Bearer {serving.key}"}
     headers["content-type"] = "application/json"
     leaving.request("POST", "/v1/chat/completions", said, headers)
     at = f"/v1/runs/{serving.session(name)['program']}"

@@ -17,9 +17,8 @@ import pytest
 
 from agentrt import Context, Runtime, program, tool
 from agentrt.batch import RecordedTokens, Result, TokenSequence, batch, read_tokens
+from agentrt.engines import EngineOptions, VLLMEngine
 from agentrt.executors.vllm.default_model import embedded_model
-from agentrt.executors.vllm.engine import VLLMEngine
-from agentrt.executors.vllm.options import EngineOptions
 from agentrt.runtime.events import Event, NodeEnded
 from tests.doubles.tinymodel import tiny_model
 

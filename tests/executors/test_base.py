@@ -1,4 +1,4 @@
-"""The seam: what an executor says of itself, and what a forwarding one hands on."""
+"""The interface `Executor`: its defaults, and an executor that forwards all calls."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CALL = Call(Identity("p/0", "p"), CallSpec(prompt_token_ids=(1, 2)))
 
 
 class Least(Executor):
-    """Only what an executor must have."""
+    """An executor with only the required methods."""
 
     async def generate(self, call: Call, *, stream: bool) -> AsyncGenerator[Chunk, None]:
         yield Chunk("one ")
@@ -38,7 +38,7 @@ async def test_an_executor_needs_no_more_than_to_generate() -> None:
 
 
 class Recorder:
-    """Has every method of the seam, notes its calls, and answers with them."""
+    """An object that has every method of `Executor`, and returns and records each call."""
 
     def __init__(self) -> None:
         self.asked: list[object] = []
@@ -75,7 +75,7 @@ SILENT = {
 
 @pytest.mark.parametrize("name", SEAM)
 async def test_a_forwarding_executor_hands_on_all_there_is(name: str) -> None:
-    """A method that is added to the seam must be forwarded, too, with all that it is given."""
+    """A method that is added to `Executor` must be forwarded, too, with all its arguments."""
     recorder: Any = Recorder()
     forwarding = ForwardingExecutor(recorder)
     method = getattr(Executor, name)

@@ -1,4 +1,4 @@
-"""Whose calls a front end makes, and the front end of executors that take requests."""
+"""The caller of each call of a front end, and the front end of executors that take requests."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CHAT = {"messages": [{"role": "user", "content": "hello"}], "model": "m"}
 
 
 class Program(Caller):
-    """A caller that notes what it was asked for."""
+    """A caller that records the specs of its calls."""
 
     def __init__(self, executor: Executor) -> None:
         self.executor = executor
@@ -43,7 +43,7 @@ class Program(Caller):
 
 
 class TextOnly(Executor):
-    """An executor that knows nothing of OpenAI's form."""
+    """An executor that does not know OpenAI's form."""
 
     async def generate(self, call: Call, *, stream: bool) -> AsyncGenerator[Chunk, None]:
         report = CallReport(prompt_tokens=2, output_tokens=3)
@@ -90,7 +90,7 @@ def test_a_model_that_is_not_served_has_no_profile() -> None:
 
 
 async def test_each_step_of_a_stream_is_its_callers() -> None:
-    """1. a stream is made for one program 2. it is read in turns with another's."""
+    """Two streams, each made for one program, are read in turns."""
     seen: list[object] = []
 
     async def numbers() -> AsyncGenerator[int, None]:
@@ -126,7 +126,9 @@ async def test_leaving_a_stream_closes_what_it_reads() -> None:
 
 
 async def test_calls_of_no_program_leave_nothing() -> None:
-    """Each is one of its own, which ends with it; one that is closed early is asked for its use."""
+    """Each call is a program of its own, which ends with the call. If a call is closed early, the
+    executor is asked what it used.
+    """
 
     class Asked(ScriptedExecutor):
         asked: list[str] = []  # noqa: RUF012  # of one test

@@ -1,5 +1,5 @@
-"""What of the learned survives in a file's values, what several writers make of them, what is
-refused, and when a file is written.
+"""The values of a history file: which statistics they keep, how the values of several writers are
+merged, what is refused, and when the file is written.
 """
 
 from __future__ import annotations
@@ -65,7 +65,9 @@ def test_what_calls_are_like_survives_json() -> None:
 def test_whatever_was_measured_what_is_saved_can_be_read(
     odd: list[float], usual: list[float]
 ) -> None:
-    """A turn is shorter than nothing where waits of calls that run at once are left out of it."""
+    """The time between two calls may be negative, because waits of calls that run at once are
+    subtracted.
+    """
     learned = Learned()
     for values, mean in (
         (odd, learned.usual(("acme", "odd")).grown),
@@ -78,7 +80,7 @@ def test_whatever_was_measured_what_is_saved_can_be_read(
 
 
 def test_a_name_that_is_not_text_is_left_out() -> None:
-    """JSON of a client can have half of a surrogate pair."""
+    """The JSON of a client can contain half of a surrogate pair."""
     learned, other = Learned(), Learned()
     for name in ("agent", "\ud800", "größe"):
         learned.service.learn(("acme", name, ""), 0.0)
@@ -89,7 +91,7 @@ def test_a_name_that_is_not_text_is_left_out() -> None:
 
 
 def test_a_file_without_what_calls_are_like_is_taken() -> None:
-    """Files of 0.2 have none."""
+    """Files of version 0.2 have no typical values of calls."""
     learned = Learned()
     load(learned, {"version": 3, "service": [row()], "gaps": []})
     assert "usual" not in saved(learned)
@@ -188,7 +190,7 @@ def test_of_too_many_kinds_the_first_are_forgotten(monkeypatch: pytest.MonkeyPat
 # -- several writers -------------------------------------------------------------------
 
 Lives = list[tuple[str, float, bool]]
-"""Gaps that ended: of which tool, after how many seconds, and whether the program returned."""
+"""Gaps that ended: the tool, the seconds, and whether the program returned."""
 lives = st.lists(
     st.tuples(st.sampled_from(["grep", "build"]), st.floats(0.0, 1e4), st.booleans()), max_size=12
 )
@@ -260,13 +262,13 @@ def learn(file: HistoryFile, programs: int, type: str = "t", seconds: float = 3.
 
 
 def ended(path: Path, type: str) -> float:
-    """How many programs of a type the file knows of."""
+    """Return the number of programs of a type in the file."""
     rows = read(path)["service"]
     return sum(float(one[4]) for one in rows if one[1:4] == [type, "", 0])
 
 
 def test_a_writer_adds_to_what_another_one_has_written(tmp_path: Path) -> None:
-    """Both began with the same file, and both have all of it in the end."""
+    """Both writers began with the same file. In the end, the file has what both learned."""
     path = tmp_path / "history.json"
     start = opened(path)
     learn(start, 3)
@@ -298,7 +300,7 @@ def test_a_file_is_written_at_most_every_30_seconds(tmp_path: Path) -> None:
 
 
 def test_a_file_has_a_bounded_size_and_keeps_what_was_seen_last(tmp_path: Path) -> None:
-    """Names of programs come from clients, as long as those like."""
+    """Names of programs come from clients, and may have any length."""
     path = tmp_path / "history.json"
     file = opened(path)
     for number in range(400):
@@ -315,7 +317,9 @@ def test_a_file_has_a_bounded_size_and_keeps_what_was_seen_last(tmp_path: Path) 
 def test_while_another_process_writes_the_engine_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The next end of a program tries again; the last writing waits, but not for ever."""
+    """At the next end of a program, the engine tries again to write. The last write waits, but not
+    without a limit.
+    """
     path = tmp_path / "history.json"
     file = opened(path)
     other = os.open(tmp_path, os.O_RDONLY)

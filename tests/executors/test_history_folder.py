@@ -1,4 +1,6 @@
-"""Which file an engine keeps what it learns in, and what happens where there can be none."""
+"""The file in which an engine keeps what it has learned, and what happens if no file is
+possible.
+"""
 
 from __future__ import annotations
 
@@ -25,14 +27,16 @@ KEY = engine_key("lab/model", batch=16, device="gpu")
 
 @pytest.fixture
 def folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """The folder of the history files, which is not there yet, of a user who has set nothing."""
+    """Return the folder of histories, which does not exist yet, of a user who has set no
+    options.
+    """
     monkeypatch.delenv("AGENTRT_HISTORY")
     monkeypatch.setenv("AGENTRT_DATA", str(tmp_path / "data"))
     return tmp_path / "data" / "history"
 
 
 def file_of(key: str = KEY, named: str | None = None) -> tuple[Path | None, list[str]]:
-    """The file, and the warnings."""
+    """Return the file, and the warnings."""
     warnings: list[str] = []
     return history_file(named, key, warnings.append), warnings
 

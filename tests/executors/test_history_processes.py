@@ -30,8 +30,9 @@ for number in range(rounds):
 
 
 def test_no_writer_loses_what_another_one_learned(tmp_path: Path) -> None:
-    """1. All have read the same file. 2. They learn, write and read at once. 3. All of it is there,
-    and nobody ever read half a file."""
+    """1. All processes have read the same file. 2. They learn, write and read at once. 3. The file
+    has what all learned, and no process ever read half a file.
+    """
     path = tmp_path / "data" / "history.json"
     command = [sys.executable, "-c", WRITER, str(path)]
     writers = [

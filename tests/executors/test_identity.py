@@ -1,4 +1,4 @@
-"""A call's identity on the wire: whose a call is can be read from what was written."""
+"""The identity of a call in its request: it can be read as it was written."""
 
 from __future__ import annotations
 

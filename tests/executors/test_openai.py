@@ -41,7 +41,7 @@ CACHED = {**USAGE, "prompt_tokens_details": {"cached_tokens": 4}}
 
 
 class Server(ThreadingHTTPServer):
-    """Answers as it is told, and keeps what it was asked."""
+    """A server that gives the answers that a test sets, and records its requests."""
 
     daemon_threads = True
 

@@ -1,4 +1,6 @@
-"""Notes that nobody waits for: what is asked of one is not lost for the next."""
+"""Notes that are sent without waiting for them: an error of one note does not lose the next
+note.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ from agentrt.tracking.scope import Scope
 
 
 class Post:
-    """Takes notes as they come; of some the engine makes an error."""
+    """A receiver of notes. For the notes in ``errors``, it raises an error."""
 
     def __init__(self, **errors: Exception) -> None:
         self.taken: list[list[str]] = []
@@ -34,7 +36,7 @@ class Post:
                 raise self._errors[note]
 
     async def post(self, *notes: str) -> None:
-        """Post them, and give the outbox some turns of the loop."""
+        """Post notes, and let the event loop run some times."""
         for note in notes:
             self.outbox.post(Notification(note, "tool"))
         for _ in range(9):
@@ -61,7 +63,7 @@ async def test_what_has_not_been_sent_is_dropped_at_the_end() -> None:
 async def test_a_note_that_is_refused_is_a_warning_and_the_next_is_sent(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Though it came up while the other was under way."""
+    """The next note was posted while the refused note was being sent."""
     post = Post(odd=ValueError("what is that?"))
     with caplog.at_level(logging.WARNING, logger="agentrt.executors.outbox"):
         post.outbox.post(Notification("odd", "tool"))
@@ -80,7 +82,9 @@ async def test_what_is_for_a_dead_engine_is_lost_without_a_word(
 
 
 async def test_what_is_sent_belongs_to_no_program() -> None:
-    """Whichever posts first: it carries the notes of all."""
+    """The program that posts first must not own the task, because the task sends the notes of all
+    programs.
+    """
     post = Post()
     tracking.install(asyncio.get_running_loop())
     try:

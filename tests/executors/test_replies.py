@@ -1,4 +1,4 @@
-"""Answers in OpenAI's form become replies, the same whether they came whole or in pieces."""
+"""Answers in OpenAI's form become replies, the same for whole answers and for streams."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ WORDS = st.text(st.sampled_from('ab{}" '), max_size=12)
 def test_pieces_make_the_answer_that_they_are_of(
     text: str, reasoning: str, arguments: list[str], data: st.DataObject
 ) -> None:
-    """However an answer is cut into chunks, and whatever comes between those of one call."""
+    """The answer may be cut into any chunks, and the chunks of several calls may be mixed."""
     calls = [call(f"f{i}", one, f"c{i}") for i, one in enumerate(arguments)]
     whole = answer({"content": text, "reasoning": reasoning, "tool_calls": calls})
     heads = [

@@ -1,4 +1,4 @@
-"""The engine without a model: what it makes up, and that its scheduling is the real one."""
+"""The engine without a model: its made-up outputs, and its real scheduling."""
 
 from __future__ import annotations
 
@@ -63,7 +63,9 @@ async def test_pieces_are_the_whole_answer() -> None:
 
 
 async def test_a_better_call_takes_a_worse_ones_slot() -> None:
-    """A step sinks a call to the last level: who comes later is better than who runs."""
+    """After a step, a call is in the last level, so a new call has a better level than the running
+    call.
+    """
     plas = SchedulerConfig(policy="plas", quanta=(1e-9,), beta=float("inf"))
     async with started(plas) as engine:
         pieces = engine.generate(call("early", 200), stream=True)

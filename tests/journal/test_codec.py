@@ -10,7 +10,7 @@ import json
 import math
 import pathlib
 import uuid
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import pytest
@@ -46,6 +46,7 @@ class Pot:
 
 
 TEA = Tea(cups=2, at=datetime.date(2026, 1, 2))
+SHARED = [1]
 KEY_ERROR = '{"a":{"$":"builtins:KeyError","value":["k"],"state":{},"text":"\'k\'"}}'
 
 
@@ -104,6 +105,16 @@ def test_an_object_comes_back(value: Any) -> None:
     found = loads(dumps([value]))[0]
     assert type(found) is type(value)
     assert found == value
+
+
+@pytest.mark.parametrize("arguments", [{"n": 2**70}, {"a": SHARED, "b": SHARED}, {"n": 1}])
+def test_a_report_that_is_recorded_apart_is_left_out(arguments: Any) -> None:
+    """Also where the rest needs a number that JSON lacks, or has the same list twice."""
+    report = CallReport(service_s=0.5)
+    reply = Reply("tea", tool_calls=(ToolCall("look", arguments, "id"),), report=report)
+    text = dumps(reply, report)
+    assert "report" not in text
+    assert replace(loads(text), report=report) == reply
 
 
 def test_an_error_comes_back_without_its_constructor() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from agentrt import Context
 from agentrt.errors import DivergenceError
 from agentrt.journal import JournalOptions
+from tests.doubles.scripted import ScriptedExecutor
 from tests.journal.killing import Code, World, ends, killed, lived, nodes
 
 
@@ -50,6 +52,34 @@ async def test_a_program_that_catches_its_divergence_has_still_diverged(tmp_path
         return "fine"
 
     assert isinstance((await lived(path, deaf)).error, DivergenceError)
+
+
+async def test_a_program_that_reads_on_where_it_had_closed_a_stream(tmp_path: Path) -> None:
+    """It has diverged, and the error says what to do, even if the code catches it."""
+
+    def reads(most: int) -> Code:
+        async def code(ctx: Context) -> list[str]:
+            seen: list[str] = []
+            stream = ctx.llm("count", stream=True)
+            with contextlib.suppress(DivergenceError):
+                async for piece in stream:
+                    seen.append(piece)
+                    if len(seen) == most:
+                        break
+            await stream.aclose()
+            return seen
+
+        return code
+
+    def engine() -> ScriptedExecutor:
+        return ScriptedExecutor(lambda call: "one two three four")
+
+    path = tmp_path / "j"
+    assert len((await lived(path, reads(2), engine=engine())).result) == 2
+    run = await lived(path, reads(3), engine=engine())
+    assert isinstance(run.error, DivergenceError)
+    for words in ("node 0#0", "closed the stream", "Restore the code", "ctx.patched"):
+        assert words in str(run.error)
 
 
 async def test_a_divergence_that_is_run_anew(tmp_path: Path) -> None:

@@ -111,6 +111,15 @@ async def test_the_model_reads_errors_and_unknown_tools() -> None:
     assert arguments[0] == "ToolArgumentsError"
 
 
+async def test_the_error_of_an_unknown_tool_says_that_there_are_none() -> None:
+    @program
+    async def made(ctx: Context) -> Any:
+        step = await ctx.step("?", tools=[])
+        return [str(one.error) for one in step.results]
+
+    assert (await run_with(made, FIRST)).result == ["unknown tool 'look'; available: none"]
+
+
 async def test_a_call_that_fails_stops_the_tools_that_it_started() -> None:
     started, stopped = asyncio.Event(), asyncio.Event()
 

@@ -142,7 +142,10 @@ def test_routers_of_other_packages() -> None:
     assert router._threshold == 9.0
     with pytest.raises(ConfigError) as refused:
         make_router("broken")
-    assert str(refused.value) == "cannot load router 'broken' (package:broken): no such module"
+    assert str(refused.value) == (
+        "cannot load router 'broken' (package:broken): no such module; repair the package that "
+        "offers it, or use another router"
+    )
     for name in ("half", "other", "value"):
         with pytest.raises(ConfigError) as refused:
             make_router(name)

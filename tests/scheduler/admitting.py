@@ -64,9 +64,11 @@ class Admitting:
     def arrive(
         self, program: str, tokens: int, type: str = "t", *, fresh: bool = False, beside: int = 0
     ) -> str:
-        """A call adds ``tokens`` of prompt to its program's context; ``fresh``, it shares none.
+        """A call adds ``tokens`` of prompt to its program's context, or, with ``fresh``, shares
+        none of it.
 
-        Its first ``beside`` are another call's of its program, in the engine now, too.
+        Its first ``beside`` tokens are shared with another call of the program that is in the
+        engine now.
         """
         row = self.table.get(program) or self.table.start_program(program, type, self.now)
         call_id, known = f"{program}/{self._named}", 0 if fresh else self.contexts.get(program, 0)

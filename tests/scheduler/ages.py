@@ -9,5 +9,5 @@ def bin_of(seconds: float) -> int:
 
 
 def edge(number: int) -> float:
-    """The lower edge of a bin in seconds."""
+    """Return the lower edge of a bin in seconds."""
     return float(0.05 * 2 ** ((number - 1) / 2)) if number else 0.0

@@ -46,7 +46,7 @@ class Book:
         self.owners.call_finished(row.queued.popitem()[1], now)
 
     def called(self, name: str, now: float, **more: Any) -> CachedBlocks:
-        """A program whose only call has ended."""
+        """A program whose only call has ended. Return its blocks."""
         blocks = self.call(name, now, **more)
         self.over(name, now)
         return blocks
@@ -77,7 +77,7 @@ class Book:
         return [(kind[2], one.left_s.value) for kind, age, one in known if age == 0 and kind[2]]
 
     def order(self, now: float, *some: CachedBlocks) -> list[CachedBlocks]:
-        """The blocks in the order of their eviction, both taken out one by one and read at once."""
+        """Return the blocks in the order of their eviction, after comparing both ways to get it."""
         order = EvictionOrder(self.retention, self.owners.sharers)
         for blocks in some:
             order.put(blocks)

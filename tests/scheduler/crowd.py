@@ -141,7 +141,9 @@ class Crowd:
         self._emit(row, *self._draw_call())
 
     def _draw_past(self) -> tuple[float, float, float]:
-        """Service, path and waiting in seconds; each finished call had a random end, too."""
+        """Draw service, path and waiting in seconds. The past calls are random in number and in
+        length.
+        """
         service_s = _LEAST_PAST_S
         while self._rng.random() >= 1 / CALLS_A_PROGRAM:
             service_s += self._rng.expovariate(1 / (SLOTS * STEP_S))

@@ -69,12 +69,12 @@ class Harness:
             self.core.handle(ProgramEnded(ProgramTotals.of(call.program), self.now))
 
     def victims(self) -> list[QueuedCall]:
-        """The running calls that are preempted for waiting calls in a full batch."""
+        """Return the running calls that are preempted for waiting calls in a full batch."""
         running = sorted(self.running, key=lambda call: call.key)
         return [victim for victim, _ in self.core.victims(running, 0)]
 
     def order(self) -> list[str]:
-        """The programs of the waiting calls, best first."""
+        """Return the programs of the waiting calls, best first."""
         return [call.program.program_id for call in self.core.in_order()]
 
     @property

@@ -1,8 +1,8 @@
 """Algorithm 1 of Agentix as slowly and plainly as it can be said, to compare the queues with.
 
-No heaps, no stamps, no numbers that are kept up to date: lists that are searched, and sums that
-are taken anew. A call stands in its level's list from its arrival to its end, whether it waits or
-runs, so that one that is preempted comes back ahead of those that came to its level after it.
+There are no heaps and no stamps: lists are searched, and what can be computed again is computed
+again. A call stands in its level's list from its arrival to its end, whether it waits or runs. So a
+preempted call comes back ahead of the calls that came to its level after it.
 """
 
 from __future__ import annotations
@@ -159,12 +159,11 @@ class Reference:
     def victims(
         self, slots: int, blocks: int, size: Callable[[Call], int], spared: set[str]
     ) -> list[Call]:
-        """The preempted calls: for each waiting call the worst running calls, as few as make room
-        for it.
+        """The preempted calls: for each waiting call without a free slot, the worst running call.
 
-        They must be of a worse level, neither newly started nor spared. They give up their slot
-        and no memory: nobody gives way for a call that does not fit into the free blocks, nor for
-        any behind it.
+        That call must be of a worse level, and neither newly started nor spared. It gives up its
+        slot and no memory: no call is preempted for a call that does not fit into the free blocks,
+        nor for any call behind that one.
         """
         safe = self.config.min_residency_steps
         pool = [c for c in self.running() if c.steps >= safe and c.name not in spared]

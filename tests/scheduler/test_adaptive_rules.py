@@ -27,8 +27,8 @@ class Reference:
     asked: dict[str, dict[Key, float]] = field(default_factory=dict)
 
     def unknown(self, path_s: float) -> float:
-        """The mean of all ended programs, at least the attained service; None before a program has
-        ended.
+        """The mean of all ended programs, and at least the path. Before a program has ended, the
+        least expected time.
         """
         totals = self.samples.get(("", "", "", 0), [])
         return max(sum(totals) / len(totals), path_s, 0.05) if totals else 0.05

@@ -106,8 +106,8 @@ def test_a_new_call_is_ranked_and_known_to_its_program() -> None:
 
 
 def test_a_calls_times_and_counts_add_up() -> None:
-    """The call waits for 3 s, is preempted and waits for 2 s, is promoted, is demoted, and all this
-    once more.
+    """The call waits for 3 s, is served and demoted, preempted, waits for 2 s, is promoted, and is
+    served and demoted again. Then it is preempted twice more, and promoted once more.
     """
     harness = Harness("plas", quanta=(1.0, 1.0, 1.0), beta=2.0)
     core, call = harness.core, harness.call("p")
@@ -257,7 +257,9 @@ def test_when_a_call_ends_a_few_of_its_waiting_siblings_are_ranked_again() -> No
 
 
 class Noted(Admission):
-    """An admission that admits no program, and notes how many calls run or could start."""
+    """An admission that keeps two programs and admits no other, and notes how many calls run or
+    could start.
+    """
 
     inside: list[int]
 

@@ -47,6 +47,8 @@ def test_an_unknown_setting_is_refused() -> None:
         SchedulerConfig.from_dict({"colour": 1})
     with pytest.raises(ConfigError, match=r"scheduler setting: .*int"):
         SchedulerConfig.from_dict({"quanta": 1})
+    with pytest.raises(ConfigError, match=r"invalid scheduler setting: .*'soon'"):
+        SchedulerConfig.from_dict({"quanta": ["soon"]})
     assert SchedulerConfig.from_dict({"policy": "plas"}) == SchedulerConfig(policy="plas")
 
 

@@ -14,7 +14,7 @@ OUTPUT = 50
 
 
 class Clients(Counted):
-    """An engine of 100 blocks and 8 slots, whose steps take 20 ms and whose calls put out 50."""
+    """An engine of 100 blocks and 8 slots. A step takes 20 ms, and a call has 50 output tokens."""
 
     def __init__(self) -> None:
         super().__init__(slots=8)
@@ -110,7 +110,7 @@ def test_members_with_calls_are_not_evicted_for_a_free_slot() -> None:
 
 
 def test_as_many_contexts_are_evicted_as_needed() -> None:
-    """A hundred small ones, most of which leave for one newcomer."""
+    """There are 95 small contexts, most of which leave for one newcomer."""
     engine = Clients()
     engine.teach_silence()
     for number in range(95):
@@ -206,7 +206,9 @@ def test_the_chance_of_a_return_falls_with_the_age_of_a_silence() -> None:
 
 
 def test_programs_of_a_type_that_returns_late_are_expected_back() -> None:
-    """A thousand that waited for a minute each: at half a minute, nothing speaks against one."""
+    """A thousand programs waited for a minute each, and all returned. So nothing speaks against one
+    that has waited for half a minute.
+    """
     silences = Silences()
     for number in range(1000):
         silences.begin(float(number)).end(number + 60.0, returned=True)
@@ -231,7 +233,7 @@ def test_without_samples_the_prior_decides() -> None:
 
 @pytest.mark.parametrize("seed", range(10))
 def test_silences_count_each_program_once(seed: int) -> None:
-    """Against a list of all: the latest alone, each in one place."""
+    """Each of the latest silences is counted once, as the list of all of them shows."""
     draw, silences, now = random.Random(seed), Silences(), 0.0
     live = []
     for _ in range(3 * SILENCES):

@@ -33,7 +33,9 @@ def test_a_chain_claims_its_growth_while_holding_room_pays(
 
 
 def test_a_chain_of_a_type_that_never_ended_may_end() -> None:
-    """Of 15 silences none was the last; by the rule of succession, the next is with 1/17."""
+    """Of the 15 older silences none was the last; by the rule of succession, the next is with
+    1/17.
+    """
     engine = Counted()
     usual = engine.learned.usual(KIND)
     for _ in range(30):

@@ -40,7 +40,7 @@ def lane_of(*started_at: float, slots: int = 8) -> tuple[AgeingShare, list[Queue
 
 
 def promoted(lane: AgeingShare, now: float) -> QueuedCall | None:
-    """The calls that the lane promotes in the queues."""
+    """Return the call that the lane promotes, which is then marked as promoted."""
     if (call := lane.promote(now)) is not None:
         call.promoted = True
     return call
@@ -208,7 +208,9 @@ def test_a_call_that_is_no_longer_admitted_leaves_the_lane_and_lines_up_again() 
 
 @pytest.mark.parametrize("quantum_s", [0.5, 2.0])
 def test_the_lane_is_charged_twice_in_a_quantum(quantum_s: float) -> None:
-    """So no credit of that time is lost at the maximum credit, two quanta."""
+    """Otherwise credit would be lost, because the credit is at most what the lane gets in two
+    quanta.
+    """
     lane = AgeingShare(SchedulerConfig("adaptive", (quantum_s,), lane=0.25), 8)
     assert lane.priority.quantum_s == quantum_s / 2
     lane.promote(1e6)

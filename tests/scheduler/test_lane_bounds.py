@@ -69,7 +69,7 @@ def chain(name: str, steps: Sequence[int], arrives: int = 0, type: str = "t") ->
 
 
 def stream(seed: int, count: int, longest: int, batch: int) -> list[ProgramShape]:
-    """Later programs, at once or dense enough to keep a batch busy without end."""
+    """Return later programs that arrive densely enough to keep a batch busy."""
     rng, at, made = Random(seed), 1.0, []
     for index in range(count):
         steps = rng.randint(1, longest)
@@ -102,7 +102,9 @@ def test_waiting_is_bounded_whatever_programs_arrive_later(scene: Scene) -> None
 
 
 def flood(lane: float) -> Scene:
-    """A program of 20 s in front of 400 s of work in programs of 1.2 s at most."""
+    """A program of 20 s, followed by programs of at most 1.2 s that keep the batch busy for almost
+    400 s.
+    """
     before = [chain("before", [50])]
     return Scene(before, chain("x", [200]), stream(7, 2400, 12, 4), 4, lane)
 

@@ -85,7 +85,9 @@ class Life:
                 self.engine.end(call.call_id, self.rng.randint(1, 40))
 
     def haunt(self, way: str, session: str | None = None) -> bool:
-        """A program arrives, has to wait, and is cancelled: its call, itself, or both at once."""
+        """A program arrives, has to wait, and is cancelled: first its call, first the program, or
+        both together. Return whether it arrived: it does not if it might be admitted.
+        """
         engine = self.engine
         most = CAP if engine.config.admission == "cap" else SLOTS
         if len(engine.running) < (1 if engine.config.admission == "memory" else most):

@@ -31,7 +31,9 @@ def test_an_unknown_program_may_end_or_get_lost(name: str) -> None:
 
 @pytest.fixture
 def points(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Policies of another package: half of one, one of our names, and one that does not load."""
+    """Policies of another package: an incomplete one, a good one, one with the name of ours, one
+    that does not load, and a function.
+    """
     made = [
         EntryPoint("half", "agentrt.scheduler.policies:AttainedService", ENTRY_POINT_GROUP),
         EntryPoint("srpt", "agentrt.lab.oracles:Srpt", ENTRY_POINT_GROUP),
@@ -64,7 +66,8 @@ def test_policies_of_other_packages() -> None:
         policy_class("absent")
     assert str(refused.value) == (
         "cannot load policy 'absent' (agentrt.no_such_module:Policy): "
-        "No module named 'agentrt.no_such_module'"
+        "No module named 'agentrt.no_such_module'; repair the package that offers it, or use "
+        "another policy"
     )
 
 

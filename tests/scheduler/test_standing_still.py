@@ -20,7 +20,8 @@ PROMPT_S = 9 * BLOCK * TOKEN_S
 
 
 class Standing(Counted):
-    """Program a is in a tool with 94 of 100 blocks, and nothing runs. Ten more have no room.
+    """Program a is in a tool with 94 of 100 blocks, and nothing runs. There is no room for ten more
+    blocks.
 
     The tool usually takes ``tool_s`` seconds.
     """

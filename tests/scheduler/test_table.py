@@ -197,7 +197,9 @@ def test_rows_agree_with_their_logs(story: list[tuple[str, str, int, float]]) ->
 
 
 def level_under(policy: str, path_s: float | None) -> int:
-    """The first level, of one second each, of a call in a program of service 9 and path 6."""
+    """Return the first level of a call in a program of service 9 and path 6. Each level lasts one
+    second.
+    """
     row = ProcessTable(EngineProgram).start_program("p", "t", now=0)
     row.service_s, row.path_s = 9, 6
     core = SchedulerCore(SchedulerConfig(policy=policy, quanta=(1,) * 20))

@@ -256,6 +256,38 @@ async def test_errors_are_results_that_the_model_reads(local: Local, mode: str) 
             await client.call_tool("sing", {})
 
 
+class MuteError(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+@program
+async def mute(ctx: Context) -> None:
+    raise MuteError
+
+
+class NoFields(TypedDict):
+    pass
+
+
+def unasked(state: NoFields) -> State:
+    return {"colour": "red"}
+
+
+async def test_errors_without_a_text_or_a_field_are_results_too() -> None:
+    builder = StateGraph(State, input_schema=NoFields)
+    builder.add_node("unasked", unasked)
+    builder.add_edge(START, "unasked")
+    served = {"mute": ServedProgram(mute, "test"), "unasked": ServedGraph(builder, "test")}
+    async with serving(served=served) as local, local.client() as client:
+        result = await client.call_tool("mute", {})
+        assert result.is_error
+        assert text_of(result) == "MuteError: the error has no text (RuntimeError)"
+        result = await client.call_tool("unasked", {"size": 1})
+        assert result.is_error
+        assert text_of(result) == "tool unasked: unknown arguments: size; use none"
+
+
 @pytest.mark.parametrize("mode", MODES)
 async def test_questions_are_asked_of_the_client(local: Local, mode: str) -> None:
     """The second one until the answer fits."""

@@ -48,9 +48,7 @@ def says(asked: Call) -> str | ToolCall:
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The reader's folder with the saved files."""
-    monkeypatch.setattr(
-        "agentrt.executors.vllm.engine.VLLMEngine", lambda options: ScriptedExecutor(says)
-    )
+    monkeypatch.setattr("agentrt.engines.VLLMEngine", lambda options: ScriptedExecutor(says))
     monkeypatch.setattr("sys.stdin", io.StringIO())
     monkeypatch.chdir(tmp_path)
     for name, code in FILES.items():

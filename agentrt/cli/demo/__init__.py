@@ -30,7 +30,8 @@ your own programs and several runs. Exit codes: the same as for 'agentrt run'.
     "--engine",
     "kind",
     type=click.Choice(["vllm", "simulated"]),
-    help=f"Kind of engine. vllm is a real engine; {SIMULATED}  [default: vllm, if it is installed]",
+    help=f"Kind of engine. vllm is a real engine; {SIMULATED}  [default: vllm if it is installed, "
+    "else simulated]",
 )
 @click.option(
     "--model",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
+from agentrt import engines
 from agentrt.cli.demo.rounds import (
     LONG_PROGRAMS,
     OURS,
@@ -25,7 +26,6 @@ from agentrt.cli.signals import Interrupts
 from agentrt.errors import EngineDiedError
 from agentrt.executors.base import Executor
 from agentrt.executors.simulated import SimulatedEngine
-from agentrt.executors.vllm import engine
 from agentrt.executors.vllm.options import EngineOptions
 from agentrt.runtime import Runtime
 from agentrt.runtime.run import Run
@@ -56,7 +56,7 @@ class Stage:
     def on_vllm(self, model: str | None) -> Rounds:
         """Run and show all rounds on a real engine. Raises an error if the engine cannot start."""
         self._screen.announce(_SUMMARY)
-        real = engine.VLLMEngine(EngineOptions(model, SLOTS, STOCK))
+        real = engines.VLLMEngine(EngineOptions(model, SLOTS, STOCK))
 
         async def rounds() -> Rounds:
             async with self._screen.showing():

@@ -27,8 +27,10 @@ def gpus_each(flags: Sequence[str]) -> int:
         raise ConfigError(f"vLLM's options: {error}") from error
     size: int = sizes.tensor_parallel_size * sizes.pipeline_parallel_size
     if size < 1:
-        names = "--tensor-parallel-size and --pipeline-parallel-size"
-        raise ConfigError(f"vLLM's options: {names} must be at least 1")
+        raise ConfigError(
+            f"vLLM's options: --tensor-parallel-size is {sizes.tensor_parallel_size}, and "
+            f"--pipeline-parallel-size is {sizes.pipeline_parallel_size}; both must be at least 1"
+        )
     return size
 
 

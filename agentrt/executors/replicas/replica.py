@@ -214,7 +214,7 @@ class Replica:
         self._closing.add(closing)
         closing.add_done_callback(self._closing.discard)
         await asyncio.wait([closing])  # if this wait is cancelled, `close` waits for the task
-        if not closing.cancelled():  # it is cancelled if something that the task awaits was
+        if not closing.cancelled():  # the task is cancelled if something that it awaits is
             with contextlib.suppress(AgentrtError, OSError):
                 closing.result()
 

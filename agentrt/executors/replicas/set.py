@@ -63,10 +63,11 @@ class ReplicaSet(Executor):
 
     The set collects the statistics that the policy learns from programs on all engines, and keeps
     them in the history file that ``scheduling`` names. Without a name, the file is chosen by the
-    models and sizes of the engines. Each engine starts with the statistics of the set, and learns
-    more from its own programs. The engines must not write a history file themselves, so the
-    `EngineOptions` of each engine must have ``history`` set to ``none``, or ``replicas`` greater
-    than 1. Raises `ConfigError` for a file that is not a history file.
+    models and sizes of the engines (`history_file`). If there is a file, each engine starts with
+    the statistics of the set, and learns more from its own programs. The engines must not write a
+    history file themselves: in the `EngineOptions` of each engine, ``scheduler.history`` must be
+    ``none``, or ``replicas`` must be greater than 1 and ``scheduler.history`` None. Raises
+    `ConfigError` for a file that is not a history file.
     """
 
     NAME: ClassVar[str] = "replica-{}"
@@ -97,6 +98,7 @@ class ReplicaSet(Executor):
         self._settings, self._notice = settings, notice
         file, self._learns = settings.history_file, policy.learns
         self._history = HistoryFile(policy, file, learns=policy.learns, warn=notice)
+        self._was_taught = False
         self._supervisor = Supervisor(
             self.replicas,
             health or Health(),
@@ -135,14 +137,34 @@ class ReplicaSet(Executor):
             file = history_file(None, self.info.history_key, self._notice)
             if file is not None:
                 self._history.open(file)
+        await self._teach_all()
+
+    async def know(self, learned: Mapping[str, Any]) -> bool:
+        self._history.know(learned)
+        self._was_taught = True
+        return await self._teach_all()
+
+    async def _teach_all(self) -> bool:
+        """Teach all engines. Return whether an engine has learned."""
+        has_learned = False
         for replica in self.replicas:
             with contextlib.suppress(AgentrtError):  # a dead engine is taught after its restart
-                await self._teach(replica)
+                has_learned |= await self._teach(replica)
+        return has_learned
 
-    async def _teach(self, replica: Replica) -> None:
-        """Send what the set has learned of programs to a replica's engine."""
-        if self._history.path is not None and (known := self._history.values()) is not None:
-            await replica.cancel_scope.run(partial(replica.executor.know, known))
+    async def _teach(self, replica: Replica) -> bool:
+        """Send what the set has learned of programs to a replica's engine. Return whether the
+        engine has learned.
+        """
+        known = self._history.values() if self._teaches else None
+        if known is None:
+            return False
+        return await replica.cancel_scope.run(partial(replica.executor.know, known))
+
+    @property
+    def _teaches(self) -> bool:
+        """Whether the set learns, and teaches the engines that it starts."""
+        return self._was_taught or self._history.path is not None
 
     async def close(self) -> None:
         self._history.save()
@@ -161,10 +183,10 @@ class ReplicaSet(Executor):
         await self._supervisor.drain(replica)
 
     async def restart(self, name: str) -> None:
-        """Drain a replica, and replace its engine by a new one.
+        """Drain a replica, replace its engine by a new one, and return when a new engine is ready.
 
         Raises `ConfigError` for an unknown name or a replica that has failed too often to be
-        started again, and `EngineStartError` if the new engine does not start.
+        started again, and `EngineStartError` if the start of a new engine has failed too often.
         """
         await self._supervisor.restart(self._named(name))
 
@@ -372,8 +394,7 @@ class ReplicaSet(Executor):
                 with contextlib.suppress(AgentrtError):
                     await scope.run(partial(engine.end_program, program_id, totals))
         finally:
-            # Without a file, no engine is ever taught what the set has learned.
-            if totals is not None and self._history.path is not None:
+            if totals is not None and self._teaches:
                 self._history.learn(totals)
 
     def _that_ran(self, program_id: str) -> list[Replica]:
@@ -407,6 +428,9 @@ class RestartedEngine(ReplicaSet):
     def info(self) -> ExecutorInfo:
         replica = self.replicas[0]
         return replica.info if replica.starts else replica.executor.info
+
+    async def know(self, learned: Mapping[str, Any]) -> bool:
+        return await self.replicas[0].executor.know(learned)
 
     def _with_replica(self, reply: Reply, replica: Replica) -> Reply:
         return reply

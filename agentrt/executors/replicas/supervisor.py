@@ -95,7 +95,7 @@ class Supervisor:
         *,
         ready: Callable[[Replica], None],
         lost: Callable[[Replica], None],
-        restarted: Callable[[Replica], Awaitable[None]],
+        restarted: Callable[[Replica], Awaitable[object]],
         prepare: Callable[[Replica], Awaitable[None]] | None = None,
     ) -> None:
         self.open = False
@@ -218,6 +218,12 @@ class Supervisor:
         while delay is not None:
             await asyncio.sleep(delay)
             delay = await self._start_new_engine(replica)
+        self._end_start(replica)
+
+    def _end_start(self, replica: Replica) -> None:
+        """Wake the tasks that wait for a replica, and report whether it has started or was given
+        up.
+        """
         self.signal_change()
         if replica.state is ReplicaState.OUT:
             self._notice(
@@ -294,11 +300,11 @@ class Supervisor:
             await self.wait_for_change()
 
     async def restart(self, replica: Replica) -> None:
-        """Drain a replica, and replace its engine by a new one.
+        """Drain a replica, replace its engine by a new one, and return when a new engine is ready.
 
-        Raises `ConfigError` for a replica that has failed too often to be started again, and
-        `EngineStartError` if the new engine does not start. The start is then tried again as after
-        a death.
+        If the new engine does not start, the start is tried again as after a death. Raises
+        `ConfigError` for a replica that has failed too often to be started again, and
+        `EngineStartError` if no further start is tried.
         """
         if replica.state is ReplicaState.OUT:
             raise ConfigError(
@@ -320,12 +326,11 @@ class Supervisor:
     async def _restart_now(self, replica: Replica) -> None:
         self._on_lost(replica)
         delay = await self._start_new_engine(replica)
-        if replica.state is ReplicaState.DOWN and delay is not None:
+        if delay is None:
+            self._end_start(replica)
+        else:
             self._notice(f"{replica.name} has not started yet: {replica.last_error}")
             self._spawn(self._restart_after(replica, delay))
-        else:
-            self.signal_change()
-            self._notice(f"{replica.name} is back")
 
 
 def _faults(replicas: Sequence[Replica]) -> str:

@@ -31,10 +31,10 @@ _NOT_RUNNING = "the transformers executor is not running"
 class TransformersExecutor(Executor):
     """Runs a model in this process.
 
-    ``model`` is a folder or a hub name; None means the built-in default model.
-    At most ``slots`` calls run at the same time, and take turns step by step, without priorities.
-    ``dtype`` is the name of a torch type; by default the model's own on a GPU, and float32 on a
-    CPU. Common prefixes of prompts are cached in up to ``cache_bytes`` bytes.
+    ``model`` is a folder or a hub name; None means the default model, as with vLLM. At most
+    ``slots`` calls run at the same time, and take turns step by step, without priorities. ``dtype``
+    is the name of a torch type; by default the model's own on a GPU, and float32 on a CPU. Common
+    prefixes of prompts are cached in up to ``cache_bytes`` bytes.
     """
 
     def __init__(

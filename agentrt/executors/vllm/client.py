@@ -84,7 +84,9 @@ class CoreClient(Executor):
     # -- the scheduler -----------------------------------------------------------------
 
     async def configure(self, config: SchedulerConfig) -> None:
-        """Change the scheduler's settings. Raises `ConfigError` if calls are unfinished."""
+        """Change the scheduler's settings. Raises `ConfigError` if the engine refuses them, for
+        example because calls are unfinished.
+        """
         try:
             await ask_scheduler(self._engine(), "configure", config.to_dict())
         except Exception as error:

@@ -41,7 +41,7 @@ def default_model(progress: Progress) -> str:
     progress(f"looking for {HUB_MODEL}")
     if _is_cached(HUB_MODEL) or _is_on_hub(HUB_MODEL):
         return HUB_MODEL
-    progress("the model hub cannot be reached; using the small built-in model")
+    progress(f"the hub does not offer {HUB_MODEL} now; using the small built-in model")
     return str(embedded_model(progress))
 
 
@@ -81,7 +81,7 @@ def embedded_source() -> Path:
 def models_folder() -> Path:
     """Return the folder for converted models, which may not exist yet.
 
-    Raises `ModelLoadError` if the user has no home folder.
+    Raises `ModelLoadError` if the folder is below the user's home folder, and the user has none.
     """
     try:
         return user_folder("cache", "AGENTRT_CACHE") / "models"

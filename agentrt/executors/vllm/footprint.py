@@ -22,7 +22,7 @@ _WIDER = 2
 def footprint(options: EngineOptions) -> int:
     """Return the estimated memory of an engine with ``options``, in bytes.
 
-    The weights of a model that is not on this machine yet are not counted.
+    The weights of a model that ``options`` name by its hub name are not counted.
     """
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     cache = ("--kv-cache-memory-bytes", "--kv_cache_memory_bytes")

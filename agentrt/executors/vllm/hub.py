@@ -1,4 +1,5 @@
-"""Checks that a model that is not a folder exists on the Hugging Face hub, before vLLM is imported.
+"""Checks, before vLLM is imported, that a model that is not a folder is in the local cache or on
+the Hugging Face hub.
 
 vLLM finds this out only after its import, and after several attempts to reach the hub.
 """
@@ -26,7 +27,8 @@ _USE_A_FOLDER = "or use a folder with a config.json"
 
 
 def check_on_hub(model: str, endpoint: str | None = None) -> None:
-    """Raise `ModelLoadError` for a hub name that is neither in the local cache nor on the hub.
+    """Raise `ModelLoadError` for a hub name that is not in the local cache, if the hub lacks the
+    model, does not give access to it, or cannot be reached.
 
     Do nothing if the model is a folder or is not from the Hugging Face hub, or if the hub answers
     slowly or with an error of its own. In these cases, vLLM decides. ``endpoint`` is the address of

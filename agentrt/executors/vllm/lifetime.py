@@ -27,7 +27,7 @@ _ENDING: set[asyncio.Task[None]] = set()
 def import_vllm() -> None:
     """Import vLLM, which takes seconds.
 
-    Raises `ModelLoadError` if it is not installed, or finds no device for which it was built.
+    Raises `ModelLoadError` if vLLM cannot be imported, or finds no device for which it was built.
     """
     try:
         with collections_paused():

@@ -47,8 +47,8 @@ _ON_CPU_CONTEXT = 4096
 _HUB = "https://huggingface.co"
 _CLOSED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT)
 _GPUS = ("/dev/nvidiactl", "/dev/kfd")
-# On a CPU, vLLM's default are blocks of 128 tokens. A preempted call computes its last, incomplete
-# block again: 64 tokens on average with that default, and 16 with blocks of 32.
+# On a CPU, vLLM's blocks have 128 tokens by default. A preempted call computes its last, incomplete
+# block again: 64 tokens on average with this default, and 16 with blocks of 32.
 _ON_CPU = {
     "block_size": 32,
     "max_model_len": _ON_CPU_CONTEXT,
@@ -76,7 +76,7 @@ class EngineOptions:
     """The options of one embedded engine.
 
     Attributes:
-        model: A hub name or a folder; None means the built-in default model.
+        model: A hub name or a folder; None means the default model (`default_model`).
         max_num_seqs: Maximum number of calls in a batch; None leaves the choice to vLLM, or on a
             CPU to agentrt.
         scheduler: The scheduler's settings, by default `SchedulerConfig()`, as in ``agentrt
@@ -350,9 +350,8 @@ def has_gpus() -> bool:
 def expected_context(model: str | None) -> int | None:
     """Return how many tokens a call may have on this machine, judged by files without an engine.
 
-    If ``model`` is None, the built-in default model is meant. On a machine without GPUs, the result
-    is at most agentrt's default for a CPU. Otherwise it is None if the files do not contain the
-    number.
+    If ``model`` is None, the default model is meant. On a machine without GPUs, the result is at
+    most agentrt's default for a CPU. Otherwise it is None if the files do not contain the number.
     """
     if not has_gpus():
         limit = None if model is None else _context_length(model)

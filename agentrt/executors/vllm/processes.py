@@ -1,6 +1,6 @@
 """Processes and threads of an engine: protects them from Ctrl-C, ends them, and sets priorities.
 
-Signals are only sent to descendants of this process.
+Signals are sent only to this process and its descendants.
 """
 
 from __future__ import annotations

@@ -42,8 +42,7 @@ def engine_client(model: str | None) -> RuntimeClient:
             return _LENT[-1]
 
     def make() -> Runtime:
-        from agentrt.executors.vllm.engine import VLLMEngine
-        from agentrt.executors.vllm.options import EngineOptions
+        from agentrt.engines import EngineOptions, VLLMEngine
 
         return Runtime(VLLMEngine(EngineOptions(model=model)))
 

@@ -18,6 +18,7 @@ from agentrt.errors import (
     ToolResultError,
     ToolUnavailableError,
     UnknownToolError,
+    text_of,
 )
 from agentrt.graph import Progress
 from agentrt.interrupts import Tool, ToolOptions
@@ -123,7 +124,8 @@ class Failure(_MessagePart):
         kinds = (kind for kind, error_type in _ERRORS.items() if isinstance(error, error_type))
         kind = next(kinds, "failed")
         type_name = getattr(error, "type", "") or type(error).__name__
-        return cls(kind=kind, type=type_name, message=str(error)[:_LONGEST_ERROR])  # type: ignore[arg-type]
+        message = text_of(error)[:_LONGEST_ERROR]
+        return cls(kind=kind, type=type_name, message=message)  # type: ignore[arg-type]
 
     def error(self, tool: str) -> ToolError:
         """Return the failure as the error that the calling program gets."""

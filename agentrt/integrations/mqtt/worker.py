@@ -51,7 +51,8 @@ class Worker:
     """A worker that offers ``tools`` until `drain` is called. Call `run` once.
 
     ``concurrency`` is the maximum number of calls, of all tools, that run at the same time;
-    further calls wait. ``notice`` gets a line when the connection changes.
+    further calls wait. ``notice`` gets a line at each new connection, if the first connection
+    fails, and when the worker drains.
     """
 
     def __init__(
@@ -202,7 +203,7 @@ class Worker:
 
     def _refusal(self, request: CallMessage) -> UnknownToolError | ToolUnavailableError | None:
         if request.tool not in self._tools:
-            offered = ", ".join(self._tools)
+            offered = ", ".join(self._tools) or "none"
             return UnknownToolError(
                 f"worker {self.id} has no tool {request.tool!r}; available: {offered}"
             )
@@ -223,8 +224,8 @@ class Worker:
         self._end(job)
 
     def _client_left(self, client: str) -> None:
-        """Stop the calls of a client that has disconnected. If the client connects again, it gets
-        an error for each of these calls.
+        """Stop the calls of a client that has disconnected. If the client connects again and
+        repeats such a call, it gets an error.
         """
         replies = self._topics.replies(client)
         for job in tuple(self._jobs.live.values()):
@@ -235,7 +236,9 @@ class Worker:
                 self._end(job, self._replies.failed(lost))
 
     def _end(self, job: ToolJob, reply: ReplyMessage | None = None) -> None:
-        """Stop a job, and send ``reply`` if there is one."""
+        """Stop a job. If the caller repeats its request, it gets ``reply``; with None, it gets no
+        reply.
+        """
         job.cancelled, job.reply = True, reply
         self._jobs.end(job, asyncio.get_running_loop().time())
         if job.task is not None:

@@ -63,8 +63,8 @@ class Backend(ABC):
         return moment
 
     def ideal_s(self, program: ProgramShape) -> float:
-        """Return the latency, in seconds, that a program would have if it ran alone on an engine;
-        NaN if it is unknown.
+        """Return the seconds from the arrival of a program to the end of its last call, if the
+        program ran alone on an engine; NaN if unknown.
         """
         return math.nan
 

@@ -1,9 +1,10 @@
 """Virtual engines: vLLM's real scheduler in virtual time. If there are several engines, the real
 router spreads the calls.
 
-Each engine is a scheduler with its own KV cache, and publishes the changes of this cache as KV
-events. A step begins when the previous step has ended. Calls that arrive during a step are
-submitted before the next step, and the results of a step are known at its end.
+Each engine is a scheduler with its own KV cache. For a router that needs to know the caches, the
+engines publish the changes of their caches as KV events. A step begins when the previous step has
+ended. Calls that arrive during a step are submitted before the next step, and the results of a step
+are known at its end.
 """
 
 from __future__ import annotations
@@ -145,8 +146,8 @@ class Virtual(Backend):
             heapq.heappush(self._stepping, (lane.engine.now, self._serial, lane))
 
     def ideal_s(self, program: ProgramShape) -> float:
-        """Return the latency, in seconds, of a program that runs alone on an engine that has cached
-        all shared prefixes.
+        """Return the seconds from the arrival of a program to the end of its last call, if the
+        program runs alone on an engine that has cached all shared prefixes.
         """
         chunk = self._options.max_num_batched_tokens
 

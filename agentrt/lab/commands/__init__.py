@@ -1,1 +1,1 @@
-"""``agentrt compare``, ``replay``, ``simulate`` and ``calibrate``."""
+"""``agentrt compare``, ``journal replay``, ``simulate`` and ``calibrate``."""

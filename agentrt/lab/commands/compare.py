@@ -14,6 +14,7 @@ from typing import Any
 
 import click
 
+from agentrt import engines
 from agentrt.cli.engine_log import opened_output
 from agentrt.cli.execute import Job, execute
 from agentrt.cli.human import Human
@@ -37,7 +38,6 @@ from agentrt.executors.base import Chunk, ForwardingExecutor
 from agentrt.executors.history import NONE, HistoryFile, Values
 from agentrt.executors.history import read as read_history
 from agentrt.executors.history_folder import history_file
-from agentrt.executors.vllm import engine
 from agentrt.executors.vllm.options import EngineOptions, check_model
 from agentrt.interrupts.questions import Answerer
 from agentrt.lab.commands.options import silence_vllm, write
@@ -137,7 +137,7 @@ def _run(job: Job, plan: _Turns, options: dict[str, Any]) -> int:
     """Run the programs, print the comparison, and return the exit code."""
     silence_vllm()
     with opened_output(verbose=False) as (log, screen, last_words):
-        plan.engine = _Recorder(engine.VLLMEngine(job.options))
+        plan.engine = _Recorder(engines.VLLMEngine(job.options))
         outcome = Interrupts(last_words).run(execute(job, plan.engine, screen, log, Drain()))
         runs, bad = outcome.runs, [run for run in outcome.runs if run.state is not RunState.DONE]
         if asks := [run.id for run in bad if run.state is RunState.INTERRUPTED]:
@@ -199,8 +199,8 @@ def _replayed(
 class _History:
     """The learned history of earlier runs, to which this comparison adds.
 
-    ``named`` is the history's file; with None, it is the file for the engine's model and size.
-    ``values`` are the values in the file when it was opened.
+    ``named`` is the history's file; with None, it is the file for the engine's model and size, and
+    with `NONE` there is no file. ``values`` are the values in the file when it was opened.
     """
 
     def __init__(self, named: str | None) -> None:
@@ -289,7 +289,7 @@ class _Recorder(ForwardingExecutor):
     totals of the programs.
     """
 
-    def __init__(self, inner: engine.VLLMEngine) -> None:
+    def __init__(self, inner: engines.VLLMEngine) -> None:
         super().__init__(inner)
         self._engine = inner
         self.tokens: dict[str, tuple[Sequence[int], Sequence[int]]] = {}
@@ -309,6 +309,8 @@ class _Recorder(ForwardingExecutor):
         await super().end_program(program_id, totals)
 
     async def begin_anew(self, order: SchedulerConfig) -> None:
-        """Set the scheduling ``order``, and empty the prefix cache. No call may be running."""
+        """Set the scheduler's settings ``order``, and empty the prefix cache. No call may be
+        running.
+        """
         await self._engine.configure(order)
         await self._engine.forget_prefixes()

@@ -1,7 +1,7 @@
 """vLLM's scheduler and KV-cache manager without a model, one step at a time.
 
 It is for tests, benchmarks and studies of scheduling decisions. The scheduler, the blocks and the
-prefix cache are real. Instead of a model's output, each scheduled call gets a made-up token.
+prefix cache are real. The tokens that a model would generate are made up.
 """
 
 from __future__ import annotations
@@ -184,8 +184,8 @@ class StepDecisions:
 
 @dataclass(slots=True)
 class HeadlessEngine:
-    """A scheduler with a replacement for the model, which generates one token for each call in each
-    step.
+    """A scheduler with a replacement for the model. In each step, this replacement generates one
+    token for each scheduled call whose prefill is complete.
 
     ``in_flight`` steps are scheduled before the output of the first of them arrives, as in async
     scheduling; the steps run one after the other. The clock of agentrt's scheduler is virtual: a
@@ -243,7 +243,9 @@ class HeadlessEngine:
         self.requests.pop(request_id, None)
 
     def step(self) -> StepDecisions:
-        """Schedule one step, and process the output of the oldest step in flight."""
+        """Schedule one step. Then process the output of the oldest step if ``in_flight`` steps are
+        in flight, or the outputs of all steps if no call was scheduled.
+        """
         from agentrt.executors.vllm._compat.scheduling import computed_before
 
         output = self.scheduler.schedule()

@@ -30,7 +30,7 @@ _WATCHED = ("add_request", "schedule", "update_from_output", "_preempt_request")
 
 @dataclass(slots=True, eq=False)
 class _CallAccount:
-    """The measurements of one request. `CallReport` explains the fields."""
+    """The measurements of one request. `CallReport` explains the fields that it has, too."""
 
     name: str
     request: Request
@@ -57,8 +57,8 @@ class _CallAccount:
             self.recomputed_tokens += max(0, self.computed_at_stop - cached)
 
     def report(self, now: float) -> CallReport:
-        """Return the report of the call. It has two spans: the time until the first token, and the
-        time after it.
+        """Return the report of the call. It has a span for the time until the first token, and a
+        span for the time after the first token, if there is any.
         """
         request, first_s = self.request, now if self.first_s is None else self.first_s
         spans = [[PREFILL, first_s - self.arrived_s, 0, 0.0, 0, ()]]

@@ -132,9 +132,9 @@ class VirtualEngine:
     ``scheduling`` has the settings of agentrt's scheduler, or is a policy of vLLM's own scheduler,
     which then runs unchanged. With the policy ``fcfs``, agentrt's scheduler makes the same
     decisions as vLLM's. With ``kv_events``, the engine publishes the changes of its prefix cache,
-    and ``events`` has the changes in the last step. ``scheduler_cls`` is a subclass that replaces
-    agentrt's scheduler class. ``policy`` replaces the policy that ``scheduling`` names. ``busy_s``
-    is the total time of all steps.
+    and ``events`` has the changes that the last step published. ``scheduler_cls`` is a subclass
+    that replaces agentrt's scheduler class. ``policy`` replaces the policy that ``scheduling``
+    names. ``busy_s`` is the total time of all steps.
     """
 
     def __init__(
@@ -210,7 +210,7 @@ class VirtualEngine:
     def prepare(self, call: Call, prompt: Sequence[int], max_tokens: int | None = None) -> Request:
         """Return the call as a request of vLLM, with the hashes of its blocks.
 
-        By default, the request generates exactly ``max_tokens`` of the call's spec. The argument
+        By default, the request generates exactly ``call.spec.max_tokens`` tokens. The argument
         ``max_tokens`` sets another limit; then pass to `submit` the number of tokens after which
         the model stops.
         """
@@ -337,7 +337,9 @@ def _offloading(
 
 
 def output_token(call_id: str, index: int) -> int:
-    """Return the token at ``index`` of a call's output. No two calls generate the same token."""
+    """Return the token at ``index`` of a call's output. Two calls rarely generate the same token,
+    because their first tokens are hashes of their ids.
+    """
     return _first_token(f"output of {call_id}") + index
 
 

@@ -18,7 +18,9 @@ engine (--max-num-seqs, --kv-blocks) or a higher --load shows their differences.
 
 
 def conditions(specs: Sequence[RunSpec], seeds: Sequence[int], baseline: str) -> dict[str, Any]:
-    """Return the settings that all runs have in common, as JSON values."""
+    """Return the settings of the runs as JSON values. ``scheduler`` has the scheduler's settings of
+    the first contender.
+    """
     return {
         **specs[0].machine.to_dict(),
         "seeds": list(seeds),
@@ -37,7 +39,7 @@ def as_values(
 
 
 def about_engine(machine: Machine) -> str:
-    """Describe the simulated engine in two sentences."""
+    """Describe the simulated engine."""
     return machine.in_words()
 
 

@@ -2,8 +2,8 @@
 
 The metrics of calls are the metrics of ``vllm bench serve``, measured at the engine: TTFT, TPOT,
 E2EL, throughput and goodput. aiperf calls TTFT time to first token, TPOT inter token latency, and
-E2EL request latency. A job is a program from its arrival to its end. The name of a metric ends in
-its unit. Unknown metrics are left out.
+E2EL request latency. A job is a program from its arrival to its end. The names of times contain
+their unit, except ``duration``, which is in seconds. Unknown metrics are left out.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ def short_table(
     heads: Mapping[str, str] = SHORT,
 ) -> str:
     """Return a table with a row for each contender. Each cell has the median over the seeds, and in
-    parentheses the smallest and the largest value.
+    parentheses the smallest and the largest value; with one seed, it has the value alone.
 
     ``columns`` maps the heads of further columns to the texts of their rows. ``first`` is the head
     of the first column, and ``heads`` has the shown metrics with the heads of their columns.

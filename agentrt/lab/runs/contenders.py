@@ -136,8 +136,9 @@ RIVALS: dict[str, Rival] = {}
 def contender(name: str, ours: SchedulerConfig = _OURS, hints: float = DEFAULT_HINTS) -> Contender:
     """Return the contender with this name.
 
-    ``ours`` has the other settings for agentrt's policies. ``hints`` is the correlation of size
-    hints with the true sizes. Raises `ConfigError` for an unknown name.
+    ``ours`` has the settings of agentrt's scheduler that the name does not select. ``hints`` is the
+    correlation of size hints with the true sizes. Raises `ConfigError` for an unknown name, and for
+    invalid host memory.
     """
     first, *suffixes = name.split("+")
     is_hinted, ample = (_taken(suffixes, [suffix]) for suffix in (HINTED, AMPLE))

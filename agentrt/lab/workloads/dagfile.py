@@ -1,8 +1,9 @@
 """Reading execution DAGs, which ``agentrt run --dag FILE.json`` writes, as programs to run again.
 
 Tools, humans, and calls without a result (failed or cancelled) become gaps. The gap before a call
-is the time from the end of the last call on which it depends until the call was emitted. A call
-extends the longest earlier call whose prompt was in the prefix cache.
+is the time from the end of the last call on which it depends until the call was emitted. Of the
+calls on which it depends, a call extends the call with the longest prompt that was in the prefix
+cache.
 """
 
 from __future__ import annotations
@@ -60,9 +61,9 @@ class _Dag(Record):
 class _Seen:
     """A node that was read. ``calls`` are the calls that become parents of a call after this node.
 
-    For a call, this is the call itself; for an interrupt, these are the calls before it. ``human``
-    is True if one of the interrupts since these calls is a question to a human, and ``tool`` is the
-    name of a tool among them.
+    For a call with a result, this is the call itself; for another node, these are the calls before
+    it. ``human`` is True if one of the interrupts since these calls is a question to a human, and
+    ``tool`` is the name of a tool among them.
     """
 
     calls: tuple[int, ...]

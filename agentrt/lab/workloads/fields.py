@@ -1,7 +1,7 @@
 """Reading JSON documents and JSON lines of other software, and checking them against models.
 
-Every fault raises a `ConfigError` that names the file, the line and the field. `Notes` counts the
-objects that are left out because of a fault.
+Every fault raises a `ConfigError` that names the file and, if possible, the line and the field.
+`Notes` counts the objects that are left out because of a fault.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from agentrt.errors import ConfigError
 from agentrt.files import parse_json, read_bytes
 
 _MOST = 256 * 1024**2
-"""Maximum size of a trace in bytes, after decompression."""
+"""Maximum size of a file in bytes, before and after decompression."""
 _GZIP = b"\x1f\x8b"
 NO_OBJECT = "lines or entries that are not JSON objects, left out"
 

@@ -47,8 +47,8 @@ PAUSED = "programs that were stopped or parked and resumed, with the pause as a 
 @dataclass(frozen=True, slots=True)
 class RecordedCall:
     """A recorded call that has ended. ``node`` is the name of the node function that made the call;
-    "" if none did. ``account`` is the call's report.
-    ``request`` and ``reply`` are empty if they were not recorded.
+    "" if none did. ``account`` is the call's report. ``request`` and ``reply`` are empty if they
+    were not recorded.
     """
 
     program: str

@@ -23,9 +23,9 @@ lengths, sessions share no prefix, and no gap is longer than `IDLE_S`. This scen
 times in which no session has a call; here, each gap is shortened instead.
 
 The calls of a session are a chain. Subagents between two calls are parallel branches: they begin
-when the first call ends, and the second call waits for them. A gap after the stop reason
-``end_turn`` is the time of a human. A subagent that cannot be read is left out of its session;
-after any other fault, the whole session is left out.
+after the end of the first call, and the second call waits for those that had ended when it began. A
+gap after the stop reason ``end_turn`` is the time of a human. A subagent that cannot be read is
+left out of its session; after any other fault, the whole session is left out.
 """
 
 from __future__ import annotations
@@ -174,7 +174,7 @@ class _Session:
 
     def own_call(self, call: _OwnCall) -> None:
         """Add a call of the agent itself. The call waits for the agent's previous call, and for the
-        subagents that were added since then.
+        subagents added since then that had ended when this call began.
         """
         joined = self._joined(call.t)
         after = [] if self._main is None else [self._main]
@@ -186,7 +186,7 @@ class _Session:
         self._before = call
 
     def subagent(self, sub: _Subagent) -> None:
-        """Add a subagent: a chain of calls that begins when the agent's last call has ended."""
+        """Add a subagent: a chain of calls that begins after the end of the agent's last call."""
         if not sub.calls:
             self._notes[NO_CALLS] += 1
             return

@@ -28,8 +28,9 @@ class CallShape:
     call, the prompt begins with the prompt and the output of that call; otherwise it begins with
     the `ProgramShape.system_tokens`. If the common parts of prompts are known exactly,
     ``prompt_ids`` are the token ids of the prompt, in parts, and ``output_ids`` are the token ids
-    of the output. On a real engine, calls with different ``cache_salt`` share no cached blocks; in
-    virtual time, their token ids differ instead.
+    of the output. On a real engine, calls with different ``cache_salt`` share no cached blocks.
+    Virtual engines ignore it; for them, the reader of journals gives such calls different token
+    ids, unless the token ids were recorded.
 
     ``max_tokens`` is the limit that the client sets. If it is above ``output_tokens``, the model
     stops before the limit; only virtual engines simulate this. On other engines, and with None, the
@@ -103,7 +104,9 @@ class ProgramShape:
         return sum(call.output_tokens for call in self.calls)
 
     def ideal_s(self, seconds_per_token: float) -> float:
-        """Return the seconds from start to end, including gaps, if no call ever waits."""
+        """Return the seconds from the program's arrival to the end of its last call, including
+        gaps, if no call ever waits.
+        """
         return max(self.ends(lambda call: call.output_tokens * seconds_per_token))
 
     def ends(self, took_s: Callable[[CallShape], float]) -> list[float]:
@@ -171,11 +174,11 @@ def with_hints(
 ) -> list[ProgramShape]:
     """Return the same programs with ``hint_tokens`` set.
 
-    ``correlation`` is about the correlation, over ``programs``, between the logarithm of the hint
-    and the logarithm of the true size (the output tokens of the whole program). Both logarithms
-    have the same mean and standard deviation. With 1, the hints are exact; with 0, they are
-    worthless. 0.5 represents the knowledge of a server: the length of the prompt, a user's budget,
-    or an earlier run of the same thread.
+    ``correlation`` is the approximate correlation, over ``programs``, between the logarithm of the
+    hint and the logarithm of the true size (the output tokens of the whole program). Both
+    logarithms have about the same mean and standard deviation. With 1, the hints are exact; with 0,
+    they are worthless. 0.5 represents the knowledge of a server: the length of the prompt, a user's
+    budget, or an earlier run of the same thread.
     """
     logs = [math.log(program.output_tokens) for program in programs]
     mean, noise = fmean(logs), pstdev(logs) * math.sqrt(1 - correlation**2)

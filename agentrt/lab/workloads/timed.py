@@ -9,8 +9,8 @@ equal in all requests. There are two formats:
   timed_trace`` (vllm/benchmarks/datasets, ``TimedTrace``).
 
 The files do not say which requests belong to the same conversation. A request counts as the next
-turn of an earlier request if its prompt contains the last whole block of the earlier request, and
-no request before the earlier request had this block. The gap between two turns is the time between
+turn of a conversation if its prompt contains the last whole block of the conversation's latest
+request, and no other conversation has this block. The gap between two turns is the time between
 their timestamps. This gap includes the duration of the first call, which is not recorded.
 """
 

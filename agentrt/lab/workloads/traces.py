@@ -43,7 +43,8 @@ FORMATS: Mapping[str, tuple[frozenset[str], ...]] = {
     "bfcl": (frozenset({"question"}), frozenset({"input_token_count"})),
 }
 """The sets of fields that identify each JSON format. The format of a file is the first format with
-a set of which the file has all fields. The module of each format says where the format is defined.
+a set of which the file has all fields; ``mooncake`` and ``timed`` are distinguished by the size of
+their blocks. The module of each format says where the format is defined.
 """
 KNOWN = (*FORMATS, JOURNAL)
 
@@ -51,8 +52,8 @@ KNOWN = (*FORMATS, JOURNAL)
 def named(text: str, known: Container[str] = ()) -> tuple[str, Path] | None:
     """Return the format ("" if it is not named) and the file of ``FORMAT:FILE`` or ``FILE``.
 
-    Returns None if the text does not name a file; the ``known`` names, for example, do not. Raises
-    `ConfigError` for a file that does not exist.
+    Returns None for one of the ``known`` names, and for any other single word that is not a file.
+    Raises `ConfigError` for a path that does not exist, unless a format is named before it.
     """
     name, colon, rest = text.partition(":")
     if colon and name in KNOWN:
@@ -129,14 +130,15 @@ def read_programs(
     ``as_format`` is one of `FORMATS`; by default, the first entry decides. ``tokenizer`` is the
     model whose tokenizer counts the tokens of texts.
 
-    A prompt cannot become shorter than the earlier prompt and output that it contains. So contexts
-    reach their scaled length only if outputs are scaled down, too. The notes count the prompts that
-    stay longer than their scaled length. An output has at least one token. Arrival times are in
-    seconds after the first program, or 0 if the format has no times.
+    In journals and the formats ``dags`` and ``sessions``, a prompt cannot become shorter than the
+    earlier prompt and output that it contains. So contexts reach their scaled length only if
+    outputs are scaled down, too. The notes count the prompts that stay longer than their scaled
+    length. An output has at least one token. Arrival times are in seconds after the first program,
+    or 0 if the format has no times.
 
     Programs that cannot be read are left out. The notes count these programs, with the location and
-    the fault of the first of them. Raises `ConfigError`, which names file and line, if no program
-    is left.
+    the fault of the first of them. Raises `ConfigError` if no program is left, if two programs have
+    the same id, or if a single file cannot be read.
     """
     source = Path(path)
     notes = Notes()

@@ -78,7 +78,7 @@ class WorkingSet(Admission):
         needs the room.
         """
         self._absent: dict[EngineProgram, None] = {}
-        """All absent residents, the longest absent first."""
+        """All absent residents, in the order in which their current gaps began."""
         self._by_age: PriorityQueue[QueuedCall] = PriorityQueue()
         """The calls that are not admitted, the longest waiting first."""
         self._full_at: int | None = None
@@ -294,8 +294,9 @@ class WorkingSet(Admission):
         end, or until the resident makes its next call, whichever is earlier. Using room that
         residents claim for future calls costs the time to compute the same number of blocks.
 
-        Residents are expelled, the longest absent first, only if the program then fits. After
-        `_CONSIDERED` residents whose contexts are worth more, no further residents are considered.
+        Residents are expelled, those with the oldest gaps first, only if the program then fits.
+        After `_CONSIDERED` residents whose contexts are worth more, no further residents are
+        considered.
         """
         calls = [call for call in program.queued.values() if call.state is NOT_ADMITTED]
         slots = min(self.capacity.slots - running, len(calls))

@@ -70,7 +70,8 @@ _NEEDED = {
 
 
 def check_settings(config: SchedulerConfig, names: Iterable[str]) -> None:
-    """Raise `ConfigError` for the first setting that has no effect with this configuration.
+    """Raise `ConfigError` for the first setting that has no effect with this configuration. Only
+    ``quanta``, ``beta``, ``max_promoted``, ``lane`` and the settings in `_NEEDED` are checked.
 
     ``names`` are the names of the settings that the user has set, even if to their defaults.
     """
@@ -101,7 +102,10 @@ def policy_class(name: str) -> type[Policy]:
         try:
             policy = point.load()
         except Exception as error:
-            raise ConfigError(f"cannot load policy {name!r} ({point.value}): {error}") from error
+            raise ConfigError(
+                f"cannot load policy {name!r} ({point.value}): {error}; repair the package that "
+                "offers it, or use another policy"
+            ) from error
         if not (isinstance(policy, type) and issubclass(policy, Policy)) or isabstract(policy):
             raise ConfigError(
                 f"policy {name!r} ({point.value}) is not a complete subclass of "

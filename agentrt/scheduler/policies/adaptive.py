@@ -77,12 +77,12 @@ class Adaptive(Policy):
         return Priority(level, quantum_s, (size, row.started_at))
 
     def preempts_by(self, better: QueuedCall, call: QueuedCall) -> int:
-        """Return 2 if the type of one of the two programs is unknown, because no program of this
-        type has ended, and else 1.
+        """Return 2 if the type of one of the programs, or of both, is unknown, because no program
+        of this type has ended, and else 1.
 
         The levels of unknown types come only from limits and prompts, and programs of neighbouring
-        levels may need the same service. If the levels differ by two or more, the visible service
-        of one program is at least 1.4 times that of the other.
+        levels may need the same service. If the levels differ by two or more, the expected
+        remaining service of one program is more than 1.4 times that of the other.
         """
         at = self.learned.service.at
         for program in (better.program, call.program):
@@ -208,7 +208,6 @@ class AgeingShare(Promoter):
     its promotion until it ends.
 
     The bucket holds at most two quanta of Q_1, times the slots of the share (at least one slot).
-    This is why a promoted call's quantum is half a quantum of Q_1.
     """
 
     keeps: ClassVar[bool] = True

@@ -117,7 +117,8 @@ class Policy(ABC):
     @abstractmethod
     def priority(self, call: QueuedCall, now: float) -> Priority:
         """Return the priority of a call at the time ``now``. This is called when the call arrives,
-        and when its program or the policy's statistics have changed.
+        and again when its priority may have changed, for example with its program's service or the
+        policy's statistics.
         """
 
     def on_quantum_expired(self, call: QueuedCall, now: float) -> Priority:
@@ -131,8 +132,8 @@ class Policy(ABC):
         return 1
 
     def call_left(self, call: QueuedCall) -> Iterable[QueuedCall]:
-        """Handle the first time that a call leaves the queue. Return the waiting calls whose
-        priority changes because the call has left.
+        """Handle the first start of a call, or its end if it never ran. Return the waiting calls
+        whose priority changes because this call does not wait any more.
         """
         return ()
 

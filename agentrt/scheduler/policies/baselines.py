@@ -45,8 +45,8 @@ class Fcfs(Policy):
 class ProgramFcfs(Policy):
     """First come, first served among programs. A running call is never preempted for a slot.
 
-    The calls of a program precede all calls of programs that started later. No other order keeps
-    the longest waiting times shorter, so `adaptive` reserves a share of the batch for this order.
+    The calls of a program precede all calls of programs that started later. This order keeps
+    the longest waiting times short, so `adaptive` reserves a share of the batch for it.
     """
 
     name: ClassVar[str] = "program-fcfs"

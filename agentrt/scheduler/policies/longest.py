@@ -2,8 +2,8 @@
 
 It is meant for batches, in which all programs are there from the beginning and only the end of the
 last program counts. There, a long program that begins late runs alone at the end, while most of the
-engine idles. In the measured batches with ample memory the last program ends up to 7% later than in
-the order of arrival (docs/results/batch.md), so batches have `Fcfs` as their default.
+engine idles. In the measured batches with ample memory the last program ends up to 7% later than
+under stock vLLM (docs/results/batch.md), so batches have `Fcfs` as their default.
 
 The rule is *longest expected processing time first* (LEPT), which minimizes the expected makespan
 of exponential jobs on parallel machines (Bruno, Downey and Frederickson 1981). The expectation is

@@ -123,7 +123,7 @@ class Files:
             order: Literal["asc", "desc"] = "desc",
             purpose: str | None = None,
         ) -> Response:
-            """List the files of the tenant, the newest file first."""
+            """List the files of the tenant, by default the newest file first."""
             page = self.records.page(
                 tenant_of(request),
                 after=after,
@@ -161,7 +161,8 @@ class Files:
             text = "file: send the file as the field 'file' of a form (multipart/form-data)"
             raise ApiError(400, text, param="file", code="invalid_value")
         if purpose != PURPOSE_INPUT:
-            text = f"purpose: this server keeps files for batches only; pass {PURPOSE_INPUT!r}"
+            text = f"purpose must be {PURPOSE_INPUT!r}, because files are for batches only"
+            text += f", got {purpose!r}"
             raise ApiError(400, text, param="purpose", code="invalid_value")
         anchor, seconds = (form.get(f"expires_after[{name}]") for name in ("anchor", "seconds"))
         is_default = anchor is seconds is None
@@ -195,11 +196,15 @@ def read_lifetime(anchor: object, seconds: object, name: str = "expires_after") 
     API does not allow.
     """
     if anchor != "created_at":
-        text = f"{name}.anchor must be 'created_at', got {anchor!r}"
+        text = f"{name}.anchor must be 'created_at', {_got(anchor)}"
         raise ApiError(400, text, param=f"{name}.anchor", code="invalid_value")
     digits = str(seconds)
     lifetime_s = int(digits) if digits.isascii() and digits.isdigit() and len(digits) < 10 else 0
     if not MIN_LIFETIME_S <= lifetime_s <= MAX_LIFETIME_S:
-        text = f"{name}.seconds must be from {MIN_LIFETIME_S} to {MAX_LIFETIME_S}, got {seconds!r}"
+        text = f"{name}.seconds must be from {MIN_LIFETIME_S} to {MAX_LIFETIME_S}, {_got(seconds)}"
         raise ApiError(400, text, param=f"{name}.seconds", code="invalid_value")
     return lifetime_s
+
+
+def _got(value: object) -> str:
+    return "but it is missing" if value is None else f"got {value!r}"

@@ -68,17 +68,27 @@ class FolderStorage:
         self.path = path
         self._lock: IO[str] | None = None
         if path.exists():
-            self._open()
+            try:
+                self._open()
+            except BlockingIOError as error:
+                raise ConfigError(
+                    f"{path}: another server uses this folder for its files and batches; stop "
+                    "that server, or name another database"
+                ) from error
+            except OSError as error:
+                reason = (error.strerror or str(error)).lower()
+                raise ConfigError(
+                    f"{path}: this folder cannot store files and batches: {reason}; correct this, "
+                    "or name another database"
+                ) from error
 
     def _of(self, tenant: str) -> Path:
         """Return the path of a tenant's folder, whether or not it exists."""
         return self.path / hashlib.sha256(tenant.encode()).hexdigest()[:32]
 
     def create(self, tenant: str) -> Path:
-        """Create the folder of a tenant if it does not exist, and return the folder's path.
-
-        Raises `OSError`, and `ConfigError` if the folder of the storage cannot be created or is
-        locked by another process.
+        """Create the folder of a tenant if it does not exist, and return the folder's path. Raises
+        `OSError`, which is a `BlockingIOError` if another process has locked the storage.
         """
         if self._lock is None:
             self._open()
@@ -89,22 +99,10 @@ class FolderStorage:
         return folder
 
     def _open(self) -> None:
-        try:
-            if not self.path.is_dir():
-                self.path.mkdir(mode=0o700)
-                files.sync(self.path.absolute().parent)
-            self._lock = files.lock_beside(self.path / "files")
-        except BlockingIOError as error:
-            raise ConfigError(
-                f"{self.path}: another server uses this folder for its files and batches; stop "
-                "that server, or name another database"
-            ) from error
-        except OSError as error:
-            reason = (error.strerror or str(error)).lower()
-            raise ConfigError(
-                f"{self.path}: this folder cannot store files and batches: {reason}; correct this, "
-                "or name another database"
-            ) from error
+        if not self.path.is_dir():
+            self.path.mkdir(mode=0o700)
+            files.sync(self.path.absolute().parent)
+        self._lock = files.lock_beside(self.path / "files")
 
     def _folders(self) -> Iterator[Path]:
         """Yield the existing folders of all tenants."""

@@ -18,7 +18,7 @@ from agentrt.serving.batches.storage import Content
 MAX_REQUESTS = 50_000
 """Maximum number of requests of a batch. OpenAI has the same limit."""
 MAX_ERRORS = 100
-"""Maximum number of errors of an input file that its batch lists."""
+"""Maximum number of errors that a batch lists for its input file."""
 _MAX_CUSTOM_ID = 512
 _STREAM = "stream"
 _BATCH_ID_PREFIX = "batch_"

@@ -1,7 +1,7 @@
-"""The chat page at ``/``, on which people talk to the served graphs and programs.
+"""The chat page at ``/``, on which people talk to the served graphs and programs, or to a model.
 
-The page has no data of its own. It calls the LangGraph API and the routes of the dashboard with the
-user's key.
+The page calls the LangGraph API and the routes of the dashboard with the user's key. On a server
+without graphs and programs, it calls the API of chat completions, and the browser stores the chats.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Anthropic's API has tools that are named by their type alone, without a schema. 
 by the client (a shell, an editor, a memory, a screen). Their schemas are published, so this module
 adds each schema, and the model can call these tools. Others are run by Anthropic's servers (search,
 fetch, code execution, MCP toolsets). Such a tool is left out, unless this server has a tool in its
-place. These are pure functions.
+place. This module does no I/O.
 """
 
 from __future__ import annotations
@@ -184,8 +184,9 @@ def read_tools(
     ``tools`` and ``tool_choice`` if they change.
 
     ``offered`` has this server's replacements for Anthropic's server tools, by kind.
-    ``leave_out`` is called with the type of each tool that is removed, and with a text that begins
-    with ``tool_choice:`` if the request's choice cannot be kept.
+    ``leave_out`` is called with the type of each tool that is removed. It is also called with a
+    text that begins with ``tool_choice:`` if the request's choice has an unknown type, or names a
+    tool that was removed while other tools stay.
     """
     tools, listed = Tools(), body.get("tools")
     if _is_unknown_choice(body.get("tool_choice")):

@@ -98,7 +98,7 @@ def check_bounds(path: str, body: Mapping[str, Any], size: float = math.inf) -> 
 
 
 def check_lists(body: Mapping[str, Any], size: float) -> None:
-    """Raise `ApiError` for too many items, messages or tools.
+    """Raise `ApiError`, with the field's name, for lists and chats with too many entries.
 
     ``size`` is the size of the body (bytes). The messages of a small body are not counted.
     """

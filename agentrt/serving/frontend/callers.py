@@ -103,8 +103,9 @@ class RequestCaller(Caller):
         """Return the error that the client gets for ``error``. Return None if the request was
         cancelled because the client has disconnected or the server stops.
 
-        The error is a `CallTimeoutError` after the program's deadline, and a `CalledOffError` after
-        the program has been ended.
+        If the request was cancelled, the error is the error of `call_off`, for example a
+        `CallTimeoutError` after the program's deadline, or a `CalledOffError` if the program has
+        ended.
         """
         run = self._entry.program.run
         if isinstance(error, asyncio.CancelledError):

@@ -1,5 +1,5 @@
 """Read the conversation of a request, and the continuation of the conversation in the answer, for
-chat completions, Messages and Responses. These are pure functions.
+chat completions, Messages and Responses. This module does no I/O.
 
 All three formats become messages with a role, text and tool calls, which
 `agentrt.serving.programs.conversation` hashes. A client sends earlier answers back in its next

@@ -290,7 +290,8 @@ class FrontendApp:
         """
         name = request.scope["path"].removeprefix(_OF_RESPONSES)
         if kept is None:
-            raise ApiError(404, f"there is no response {name!r}", code="response_not_found")
+            text = f"there is no response {name!r}; it was not stored, was deleted, or has expired"
+            raise ApiError(404, text, code="response_not_found")
         status = getattr(kept.objects.get("response"), "status", None)
         if kept.items is None and status in ("queued", "in_progress"):
             text = f"response {name!r} is still being generated; cancel it, or wait for its end"
@@ -387,8 +388,8 @@ def _described(card: Mapping[str, Any], front: Front) -> dict[str, Any]:
 def _fields(kind: str, body: bytes) -> Mapping[str, Any]:
     """Return the fields of a JSON body. A form, or JSON that is not an object, has no fields.
 
-    Raises `ApiError` for JSON with NaN, lone surrogates or very deep nesting. Python's own parser
-    accepts these values, but the code that uses them fails later.
+    Raises `ApiError` for a body that is not JSON, and for NaN, lone surrogates or very deep
+    nesting. Python's own parser accepts these values, but the code that uses them fails later.
     """
     if not body or "json" not in kind:
         return {}
@@ -440,7 +441,8 @@ def _is_plain_get(request: Request) -> bool:
 def _compaction(fields: Mapping[str, Any]) -> Mapping[str, Any]:
     """Turn a request to ``/v1/responses/compact`` into a request whose response is a summary.
 
-    Raises `ApiError`, in OpenAI's words, for a request that names no chat.
+    Raises `ApiError`, in OpenAI's words, for a request without a chat, and for an ``input`` of the
+    wrong type.
     """
     value = fields.get("input")
     items = [{"role": "user", "content": value}] if isinstance(value, str) else value

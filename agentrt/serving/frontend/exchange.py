@@ -66,9 +66,10 @@ this takes 0.6 ms.
 class Exchange:
     """A request of ``tenant`` at ``path`` that makes model calls, from its start to its end.
 
-    ``fields`` is the body for vLLM, and ``chat`` the body as the client sent it, from which the
-    conversation is recognised. ``served`` are the tools that this server runs for the request, by
-    name. ``tries`` has the requests in flight that a retry may replace.
+    ``chat`` is the body as the client sent it, from which the conversation is recognised.
+    ``fields`` is the body before `response_requests.prepare` makes it the body for vLLM. ``served``
+    are the tools that this server runs for the request, by name. ``tries`` has the requests in
+    flight that a retry may replace.
 
     In the Responses API, ``before`` are the items of the chat that the request continues, and
     ``edit`` converts vLLM's answer into the form that the client expects.

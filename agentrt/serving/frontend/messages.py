@@ -4,7 +4,7 @@ Clients of that API send blocks and tools that Anthropic's own servers know, and
 results of those servers. vLLM knows some of these blocks, and refuses a request that has any other
 block. Here every block that a model can read becomes text, or a tool call with its result. Blocks
 that this server cannot use are left out, and their types are named in the answer. Malformed values
-stay as they are, for vLLM to refuse. These are pure functions.
+stay as they are, for vLLM to refuse. This module does no I/O.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from agentrt.serving.frontend.left_out import LeftOut
 Block = Mapping[str, Any]
 
 _CALLS = frozenset(["server_tool_use", "mcp_tool_use"])
-"""Types of calls that a server ran. Their results are in the same message."""
+"""Types of calls that a server ran. A result is in the same message as its call."""
 _RESULT = "tool_result"
 """The suffix of the type of each result, such as ``web_search_tool_result``."""
 _CHANGES = frozenset(["tool_addition", "tool_removal"])

@@ -217,7 +217,7 @@ class ResponseSocket:
             await self._app(_scope(self._socket.scope, len(text)), receive, send)
         except (WebSocketDisconnect, TimeoutError):
             raise
-        except Exception:  # a bug here; the client has got status 500 or an error event already
+        except Exception:  # a bug; the client gets status 500 or an error event
             _LOG.exception("%s over a WebSocket failed", RESPONSES)
         return status, b"".join(parts)
 

@@ -19,11 +19,11 @@ from agentrt.serving.frontend.response_answers import AnswerEdit
 from agentrt.serving.frontend.response_items import REFERENCE, item_type
 
 MOST = 1000
-"""Maximum number of responses in memory for one tenant."""
+"""Maximum number of one tenant's responses, in memory and in the database."""
 MOST_BYTES = 64 * 1024 * 1024
-"""Maximum size of one tenant's responses in memory (bytes of requests and answers in JSON)."""
+"""Maximum size of one tenant's responses in JSON (bytes), in memory and in the database."""
 KEPT_S = 24 * 3600.0
-"""Seconds for which a response stays in memory."""
+"""Seconds for which a response is stored, in memory and in the database."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,11 +83,11 @@ class Rows(Protocol):
 class StoredResponse:
     """A response in memory, which may still be in progress.
 
-    ``at`` is the time when the response began (seconds of the store's clock), and ``objects`` are
-    vLLM's objects for the response, by kind. When the response has ended, ``whole`` is its JSON,
-    ``items`` are all items of its chat, ``own_items`` are the items that it added, and ``end`` is
-    the hash of the chat. ``edit`` converts vLLM's own answers about a response that is generated in
-    the background into the client's form; None if no conversion is needed.
+    ``at`` is the time when the response began or was loaded (seconds of the store's clock), and
+    ``objects`` are vLLM's objects for the response, by kind. When the response has ended, ``whole``
+    is its JSON, ``items`` are all items of its chat, ``own_items`` are the items that it added, and
+    ``end`` is the hash of the chat. ``edit`` converts vLLM's own answers about a response that is
+    generated in the background into the client's form; None if no conversion is needed.
     """
 
     at: float

@@ -65,9 +65,9 @@ class Tries:
     Without a key, the n-th retry cancels the previous try: a request in flight of the same client,
     with the same body and the number n - 1.
 
-    Such a retry cancels nothing if the previous try has failed already, for example because the
-    server saw that its connection was cut. It also cancels nothing if several requests match,
-    because equal requests may be meant to run at the same time.
+    A retry without a key cancels nothing if the previous try has failed already, for example
+    because the server saw that the connection was cut. The retry also cancels nothing if several
+    requests match, because equal requests may be meant to run at the same time.
 
     Codex and OpenCode do not count their retries. The same request again, in the same session of
     such an agent, cancels the request in flight.

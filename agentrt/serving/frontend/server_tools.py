@@ -23,8 +23,8 @@ from agentrt.interrupts import Tool
 from agentrt.serving.frontend.messages import readable, sealed
 
 MOST_ROUNDS = 16
-"""Maximum number of model calls for one answer. After these calls, the answer ends with
-`pause_turn`, and the client may continue it.
+"""Maximum number of model calls for one answer. If the last of them still calls tools, the answer
+ends with `pause_turn`, and the client may continue it.
 """
 _MOST_HITS = 50
 _OK = 200
@@ -301,7 +301,7 @@ class _Stream:
         await self._put(value)
 
     def _note(self, kind: str, value: Mapping[str, Any]) -> None:
-        """Collect the model's blocks, which the next model call repeats."""
+        """Collect the model's blocks, because the request of the next model call repeats them."""
         if kind == "content_block_start":
             self._blocks[value["index"]] = dict(value["content_block"])
             return
@@ -494,7 +494,7 @@ def served_tools(
     ``names`` has the kind of each name, ``tools`` the tool of each kind, and ``fields`` the body of
     the request, which may limit the uses of a tool.
     """
-    if not names:  # in this case, `tools` may be another value than a list, which vLLM refuses
+    if not names:  # in this case, the body's `tools` may not be a list, which vLLM refuses
         return {}
     listed = [tool for tool in fields.get("tools") or () if isinstance(tool, dict)]
     limits = {tool.get("name"): tool.get("max_uses") for tool in listed}

@@ -55,7 +55,7 @@ class Finding:
 
 
 def key_findings(project: Path) -> list[Finding]:
-    """Return a finding for each key of the ``langgraph.json`` at ``project``."""
+    """Return a finding for each key with a setting in the ``langgraph.json`` at ``project``."""
     settings = read_json(project)
     return [_finding(key, settings.get(key)) for key in _keys(settings)]
 

@@ -58,7 +58,7 @@ def refusal(error: Exception) -> HTTPException | None:
         return HTTPException(
             _FULL_STATUS, "the database's disk is full; free some space, and try again"
         )
-    return later(_AWAY_STATUS, f"the database does not answer: {first_line(error)}")
+    return _busy(f"the database cannot be used now: {first_line(error)}")
 
 
 def first_line(error: BaseException) -> str:
@@ -107,8 +107,8 @@ class DiskRoom:
 READ_S = 5.0
 """Seconds that a client's read may take."""
 _SILENCES = 4
-"""How many times `READ_S` to wait for a database that does not answer at all: the connection, the
-transaction and the statement may each take `READ_S`.
+"""How many times `READ_S` to wait for a database that does not answer at all: the connection may
+take two times `READ_S`, and the transaction and the statement may each take `READ_S`.
 """
 _CANCELED = "57014"
 """PostgreSQL's error code for a statement that exceeded its ``statement_timeout``."""

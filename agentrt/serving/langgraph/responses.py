@@ -89,8 +89,8 @@ def row_json(row: sa.Row[Any], *hidden: str) -> dict[str, Any]:
 
 
 def encode(value: Any) -> bytes:
-    """Encode ``value`` as JSON. Messages and models become objects. A value that JSON cannot
-    express becomes its ``repr``.
+    """Encode ``value`` as JSON. Messages, models and errors become objects, sets become lists, and
+    bytes become texts. Any other value that JSON cannot express becomes its ``repr``.
     """
     try:
         return orjson.dumps(value, default=_plain, option=_OPTIONS)

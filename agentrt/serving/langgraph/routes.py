@@ -1,4 +1,4 @@
-"""How the routes of the LangGraph API are declared, and how their errors are answered."""
+"""Declares the routes of the LangGraph API, and answers their errors."""
 
 from __future__ import annotations
 

@@ -84,7 +84,7 @@ class TenantState:
 
     async def clear_away(self, now: float) -> None:
         """Delete expired items of the store, expired threads, old streams, and temporary threads
-        whose runs ended `LINGER_S` seconds before ``now`` (seconds since 1970).
+        whose runs ended more than `LINGER_S` seconds before ``now`` (seconds since 1970).
         """
         await self.storage.forget_items()
         if await sweep(self.storage.database, now):

@@ -25,6 +25,8 @@ from tenacity import (
 )
 
 from agentrt import tracking
+from agentrt.errors import ConfigError
+from agentrt.proxies import certificates
 from agentrt.serving.langgraph.database.connections import Database
 from agentrt.serving.langgraph.database.runs import RunRecord, run_json
 from agentrt.serving.langgraph.database.tables import runs, webhooks
@@ -51,11 +53,11 @@ class NotTakenError(Exception):
 class Webhooks:
     """Calls the webhooks of runs that have ended."""
 
-    def __init__(self, server: Server, database: Database, client: httpx.AsyncClient) -> None:
+    def __init__(self, server: Server, database: Database) -> None:
         self._server = server
         self._rules: WebhookRules = server.webhooks
         self._database = database
-        self._client = client
+        self._clients: dict[str, httpx.AsyncClient] = {}
         self._sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
@@ -119,7 +121,7 @@ class Webhooks:
         )
         try:
             await tries(self.post, url, body)
-        except (NotTakenError, httpx.HTTPError, OSError, ValueError) as error:
+        except (NotTakenError, httpx.HTTPError, OSError, ValueError, ConfigError) as error:
             _log.warning(
                 "run %s: the call of its webhook failed: %s", run_id, str(error) or repr(error)
             )
@@ -130,14 +132,16 @@ class Webhooks:
         The request goes to the address that was checked, even if the host's name is resolved
         differently a moment later. Redirects are not followed, and the response's body is not read.
         Raises `NotTakenError`, `OSError` or httpx's `TransportError` if another try may succeed,
-        and `ValueError` if no other try can.
+        `ValueError` if no other try can, and `ConfigError` if the server's certificates of
+        authorities cannot be read.
         """
         target = self._rules.read(url)
         host = host_of(target)
         addresses = await resolve(host, port_of(target))
         for address in addresses:
             self._rules.check_address(host, address)
-        request = self._client.build_request(
+        client = self._client_for(target)
+        request = client.build_request(
             "POST",
             target.copy_with(host=addresses[0]),
             content=body,
@@ -149,12 +153,22 @@ class Webhooks:
             extensions={"sni_hostname": host},
         )
         async with asyncio.timeout(2 * TIMEOUT_S):
-            answer = await self._client.send(request, stream=True)
+            answer = await client.send(request, stream=True)
             await answer.aclose()
         if answer.status_code >= 500 or answer.status_code in _AGAIN:
             raise NotTakenError(f"{host} answered {answer.status_code}")
         if not answer.is_success:
             raise ValueError(f"{host} answered {answer.status_code}")
+
+    def _client_for(self, url: httpx.URL) -> httpx.AsyncClient:
+        """Return the client for all URLs with this scheme.
+
+        It is made at its first use, so that certificates that cannot be read do no harm to a server
+        that calls no webhook over HTTPS.
+        """
+        if url.scheme not in self._clients:
+            self._clients[url.scheme] = new_client(verify=certificates(str(url)))
+        return self._clients[url.scheme]
 
     async def close(self) -> None:
         """Stop all calls; the next server makes them again."""
@@ -163,6 +177,8 @@ class Webhooks:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks)
+        while self._clients:
+            await self._clients.popitem()[1].aclose()
 
 
 async def resolve(host: str, port: int) -> list[str]:
@@ -171,14 +187,15 @@ async def resolve(host: str, port: int) -> list[str]:
     return [str(address[0]) for *_, address in infos]
 
 
-def new_client(transport: httpx.AsyncBaseTransport | None = None) -> httpx.AsyncClient:
+def new_client(**options: Any) -> httpx.AsyncClient:
     """Return an HTTP client that keeps neither cookies nor connections between requests. A pool
-    would reuse a connection for another host with the same address.
+    would reuse a connection for another host with the same address. ``options`` are further
+    options of the client.
     """
     unshared = httpx.Limits(max_connections=None, max_keepalive_connections=0)
     nothing = CookieJar(DefaultCookiePolicy(allowed_domains=()))
     return httpx.AsyncClient(
-        timeout=TIMEOUT_S, limits=unshared, trust_env=False, cookies=nothing, transport=transport
+        timeout=TIMEOUT_S, limits=unshared, trust_env=False, cookies=nothing, **options
     )
 
 
@@ -187,10 +204,9 @@ async def open_webhooks(server: Server, database: Database) -> AsyncIterator[Web
     """Open the webhooks of ``server``, and call the waiting webhooks until the ``with``
     block ends.
     """
-    async with new_client() as client:
-        hooks = Webhooks(server, database, client)
-        async with server.background.doing("webhooks", hooks.look, LOOK_S):
-            try:
-                yield hooks
-            finally:
-                await hooks.close()
+    hooks = Webhooks(server, database)
+    async with server.background.doing("webhooks", hooks.look, LOOK_S):
+        try:
+            yield hooks
+        finally:
+            await hooks.close()

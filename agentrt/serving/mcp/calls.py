@@ -45,7 +45,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from agentrt import __version__
-from agentrt.errors import QuestionClosedError, ToolArgumentsError
+from agentrt.errors import QuestionClosedError, ToolArgumentsError, text_of
 from agentrt.graph import Node
 from agentrt.runtime.events import Event, NodeChanged, NodeEnded, NodeStarted, RunEnded
 from agentrt.runtime.run import RunState
@@ -294,7 +294,7 @@ def _result(served_run: ServedRun) -> CallToolResult:
 def _why(served_run: ServedRun) -> str:
     run = served_run.run
     if run.error is not None:
-        return f"{type(run.error).__name__}: {run.error}"
+        return f"{type(run.error).__name__}: {text_of(run.error)}"
     if run.state is RunState.INTERRUPTED:
         return (
             "the run stopped at a breakpoint, which a tool call cannot resume; use a thread of "

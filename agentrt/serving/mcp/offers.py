@@ -57,7 +57,7 @@ class Offer:
 async def offers_of(server: Server, stack: AsyncExitStack, *, graphs: bool) -> dict[str, Offer]:
     """Return the tools of ``server``, by name; without ``graphs``, only the programs.
 
-    Raises `ProgramLoadError` for a served value that is not a graph.
+    Raises `ProgramLoadError` for a graph that cannot be made, and for a value that is not a graph.
     """
     offers: dict[str, Offer] = {}
     for name, served in server.served.items():
@@ -162,7 +162,7 @@ def _of_graph(name: str, form: _Form, open_graph: _Opener, runtime: Runtime) -> 
             fault = (
                 f"missing arguments: {', '.join(missing)}"
                 if missing
-                else f"unknown arguments: {', '.join(unknown)}; use {', '.join(known or ())}"
+                else f"unknown arguments: {', '.join(unknown)}; use {', '.join(known) or 'none'}"
             )
             raise ToolArgumentsError(f"tool {name}: {fault}", name=name)
         graph_input = dict(arguments) if form.is_whole else arguments[_INPUT]

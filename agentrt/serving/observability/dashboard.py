@@ -1,4 +1,6 @@
-"""The dashboard of a command such as ``agentrt run``: a server with the observability API only."""
+"""The dashboard of a command such as ``agentrt run``: a server with the APIs of observability and
+of questions only.
+"""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ _SUMS = {
     "waiting_s": ("waiting_seconds", "Seconds in engines' queues, summed over calls."),
     "interrupt_s": ("interrupt_seconds", "Seconds in tools and with humans."),
 }
-"""Sums over a program's calls, each with the counter's name and description."""
+"""Sums over a program's calls and interrupts, each with the counter's name and description."""
 _NOTHING = (0.0,) * len(_SUMS)
 _USED = {field.name for field in fields(Usage)}
 _sums_of = attrgetter(*(f"usage.{name}" if name in _USED else name for name in _SUMS))
@@ -212,7 +212,7 @@ class Metrics(Collector):
     def _labels_of(self, run: Run) -> tuple[str, str]:
         """Return a program's labels.
 
-        The labels are chosen at the first node, because a program's type may change until then.
+        The labels are chosen when the first node ends, because a program's type may change before.
         """
         if run.id not in self._counted:
             self._counted[run.id] = self.labels.of(run.row.tenant, run.type), _NOTHING

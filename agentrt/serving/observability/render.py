@@ -127,7 +127,9 @@ class Renderer:
         }
 
     def engines(self) -> JSON:
-        """Return the engines and their queues. For a tenant, only its own calls are counted."""
+        """Return the engines and their queues. For a tenant, the calls by level (``levels``) are
+        only the tenant's own calls.
+        """
         levels = queue_levels(self.view, self.sees)
         return {
             "up": self.view.up,

@@ -29,7 +29,7 @@ _MOST_ROWS = 1000
 MOST_READERS = 64
 """Maximum number of readers of the stream of events. Each change is rendered for each reader."""
 _SEND_S = 10.0
-"""Seconds after which a reader that receives nothing is disconnected."""
+"""Seconds after which a reader whose connection accepts no data is disconnected."""
 _NO_ENGINE = "no engine is up"
 
 

@@ -47,10 +47,11 @@ Name = Callable[[str], str]
 class Status:
     """The current status of a program.
 
-    ``attained_s`` is its service (seconds), open calls included. ``waited_s`` is the time (seconds)
-    that its calls have waited, without the waits that have not ended. ``waiting_calls`` is the
-    number of calls that wait now; on average they have waited since ``waiting_since``. ``level``
-    and ``replica`` belong to a running call, or else to the program's first open call.
+    ``attained_s`` is the program's service (seconds), open calls included. ``waited_s`` is the time
+    (seconds) that the program's calls have waited, without the waits that have not ended.
+    ``waiting_calls`` is the number of calls that wait now; on average they have waited since
+    ``waiting_since``. ``level`` and ``replica`` belong to a running call, or else to the program's
+    first open call.
     """
 
     state: Activity

@@ -179,8 +179,9 @@ class EventStream:
     def _moved(self, view: EnginesView, now: float) -> list[Run]:
         """Return the live programs whose calls have another state than in the last view.
 
-        Return all live programs of the stream if the last comparison of all was `_ALL_S` seconds
-        ago, or if the readiness of the engines or the tenants that wait for admission have changed.
+        Return all live programs of the stream if the last comparison of all is `_ALL_S` seconds or
+        longer ago, or if the engines' readiness or the tenants that wait for admission have
+        changed.
         """
         before, self.sent_view = self.sent_view, view
         live = [run for run in self.log.live.values() if self.wants(run)]

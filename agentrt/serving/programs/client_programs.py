@@ -269,7 +269,7 @@ class ClientPrograms:
             self._leave_end(own, program, entry.hashes[-1], entry.scopes[0])
         if summary is not None and entry.scopes:
             self._leave_end(own, program, summary, entry.scopes[0])
-        # Of equal replies the first wins (it is stored last), since its tools are the running ones.
+        # The first reply is stored last, so that it replaces equal replies: its tools are running.
         for at, scope in reversed(list(zip(replies, entry.scopes, strict=False))):
             self._leave_end(own, program, at, scope)
         if not program.open:

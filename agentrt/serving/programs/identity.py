@@ -115,7 +115,8 @@ def _read(headers: Mapping[str, str], name: str, longest: int = _LONGEST) -> str
         return None
     value = unquote(raw_value)
     if len(value) > longest or not _VISIBLE.fullmatch(value):
-        text = f"header {name}: invalid value; use at most {longest} visible characters"
+        text = f"header {name}: invalid value {value[:40]!r}; use at most {longest} visible "
+        text += "characters"
         raise ApiError(400, text, param=name)
     return value
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from agentrt import tracking
-from agentrt.errors import QuestionClosedError
+from agentrt.errors import QuestionClosedError, text_of
 from agentrt.interrupts.answers import AnswerForm
 from agentrt.interrupts.questions import Question
 from agentrt.journal import Journal
@@ -273,7 +273,7 @@ class Parking:
             await self._asked_again(served_run.run, question.id, back[1])
         if served_run.run.error is not None:
             raise QuestionClosedError(
-                f"question {question.id}: its program failed: {served_run.run.error}"
+                f"question {question.id}: its program failed: {text_of(served_run.run.error)}"
             )
         self._runtime.questions.answer(question.id, value)
         return {}

@@ -14,6 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from agentrt import tracking
+from agentrt.errors import text_of
 from agentrt.interrupts.events import Event as HappenedEvent
 from agentrt.interrupts.questions import Question
 from agentrt.program import Program
@@ -164,7 +165,8 @@ class ProgramRuns:
 
     def _over_for(self, event: HappenedEvent, run: Run, task: asyncio.Task[None]) -> None:
         if run.state is RunState.FAILED:
-            why = f"failed: {type(run.error).__name__}: {run.error}"
+            assert run.error is not None
+            why = f"failed: {type(run.error).__name__}: {text_of(run.error)}"
         elif run.state is RunState.DONE or (run.record is not None and run.left):
             return  # a later server resumes the run, or it is resumed from parking
         else:

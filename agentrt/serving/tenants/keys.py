@@ -111,11 +111,7 @@ class KeyRing:
     def _load(self) -> None:
         document = _read(self._path)
         self._seen = _stamp(self._path)
-        try:
-            tenants = _Document.model_validate(document).tenants
-        except ValidationError as error:
-            text = f"{self._path}: {fault_in(error)}; the file has the form {_SHAPE}"
-            raise ConfigError(text) from None
+        tenants = _tenants_in(self._path, document)
         for name in tenants:
             _check_name(name, str(self._path))
         self.limits = {
@@ -139,6 +135,7 @@ def new_key(path: Path, tenant: str) -> str:
     """
     _check_name(tenant, "agentrt keys new")
     document = _read(path) if path.exists() else {"tenants": {}}
+    _tenants_in(path, document)
     name, secret, salt = secrets.token_hex(6), secrets.token_urlsafe(32), secrets.token_hex(16)
     entry = {"id": name, "salt": salt, "sha256": _digest(salt, secret)}
     document["tenants"].setdefault(tenant, {}).setdefault("keys", []).append(entry)
@@ -181,6 +178,15 @@ def _read(path: Path) -> dict[str, Any]:
     if not isinstance(document, dict) or not isinstance(document.get("tenants"), dict):
         raise ConfigError(f"{path}: the file must have the form {_SHAPE}")
     return document
+
+
+def _tenants_in(path: Path, document: Mapping[str, Any]) -> dict[str, _TenantEntry]:
+    """Return the tenants in the document at ``path``. Raises `ConfigError` for invalid tenants."""
+    try:
+        return _Document.model_validate(document).tenants
+    except ValidationError as error:
+        text = f"{path}: {fault_in(error)}; the file has the form {_SHAPE}"
+        raise ConfigError(text) from None
 
 
 def _stamp(path: Path) -> object:

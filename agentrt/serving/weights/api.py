@@ -57,8 +57,8 @@ async def api(server: Server) -> AsyncIterator[APIRouter]:
         }
 
     async def update_weights(body: UpdateRequest) -> JSONResponse:
-        """Replace the weights of all engines while calls and programs continue, and answer when all
-        engines have the new weights. After an error, all engines have their old weights.
+        """Replace the weights of all engines, and answer when all engines have the new weights. By
+        default, calls and programs continue. After an error, all engines have their old weights.
         """
         options = body.model_dump(exclude={"path"})
         with _as_answers():

@@ -1,4 +1,4 @@
-"""What the actor does around its engine, without Ray: batches, ends, errors, aborted calls."""
+"""The actor around an engine, without Ray: batches, ends, errors and aborted calls."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ from tests.executors.replicas.cast import TEXT, call_of
 
 
 class PeculiarError(AgentrtError):
-    """Cannot be made again from its ``args``, which is how an error travels."""
+    """An error that cannot be made again from its ``args``, with which pickle makes errors
+    again.
+    """
 
     def __init__(self, who: str, what: str) -> None:
         super().__init__(f"{who}: {what}")
@@ -66,7 +68,9 @@ async def actor(monkeypatch: pytest.MonkeyPatch) -> EngineActor:
 
 
 async def all_of(actor: EngineActor, calls: int) -> tuple[list[Output], int]:
-    """The outputs until so many calls have ended, and how many answers they came in."""
+    """Return the outputs until ``calls`` calls have ended, and the number of answers that had
+    them.
+    """
     outputs: list[Output] = []
     batches = 0
     async with asyncio.timeout(60):

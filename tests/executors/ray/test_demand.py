@@ -1,4 +1,6 @@
-"""What an engine asks of a node: as much as lets all of them fit, or one clear error."""
+"""The resources that an engine requests of a node: as many as let all engines fit, or one clear
+error.
+"""
 
 from __future__ import annotations
 
@@ -49,5 +51,5 @@ def test_on_gpus_each_has_its_own() -> None:
 
 
 def test_an_uneven_share_still_lets_all_fit() -> None:
-    """16 cores over 3 engines are 5 each, but nodes of 8 hold one such engine each."""
+    """16 cores over 3 engines are 5 each, but a node of 8 cores holds only one such engine."""
     assert demand([ClusterNode(8), ClusterNode(8)], 3, 1, 0) == Demand(4)

@@ -1,4 +1,6 @@
-"""A rendered call's way to an actor and back, without Ray: its prompt goes once each way."""
+"""A rendered call on its way to an actor and back, without Ray: its prompt is sent once each
+way.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,7 @@ PIECES = 5
 
 
 def output(number: int) -> RequestOutput:
-    """A piece of an output, as vLLM streams it: a token, and the whole prompt."""
+    """Return a piece of an output, as vLLM streams it: a token, and the whole prompt."""
     last = number == PIECES - 1
     one = CompletionOutput(0, f" t{number}", [number], -0.5, [], "stop" if last else None)
     return RequestOutput("p/0", "the prompt's text", PROMPT, None, [one], last)
@@ -92,7 +94,7 @@ async def test_a_front_end_gets_every_piece_whole(actor: EngineActor) -> None:
 
 
 def test_a_call_travels_with_its_prompt_once() -> None:
-    """As Ray sends it: parameters, adapter and salt arrive as they were."""
+    """The call is pickled, as Ray sends it. Parameters, adapter and salt arrive unchanged."""
     call = rendered()
     sent = pickle.dumps(without_copies(call))
     assert len(sent) < 0.6 * len(pickle.dumps(call))

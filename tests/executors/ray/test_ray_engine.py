@@ -1,4 +1,4 @@
-"""What an engine on a cluster says of itself before it has started."""
+"""The description of an engine on a cluster, before the engine has started."""
 
 from __future__ import annotations
 

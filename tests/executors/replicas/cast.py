@@ -1,4 +1,4 @@
-"""Engines that die, hang or do not start, when a test wants them to."""
+"""Engines that die, hang or do not start, as a test requests."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ AT_ONCE = Backoff(first_s=0.0, tries=2)
 
 
 class Mortal(ScriptedExecutor):
-    """Dies after so many chunks of its first call; ``lame`` engines do not start.
+    """An engine that dies after ``dies_after`` chunks of its first call. An engine that is ``lame``
+    does not start.
 
-    One that ``hangs`` answers nothing from its first call on; ``beats`` says whether it uses
-    processor time meanwhile, None that it does not tell.
+    An engine that ``hangs`` answers nothing from its first call on. ``beats`` says whether it then
+    uses processor time; None means that it does not tell.
     """
 
     def __init__(
@@ -89,7 +90,9 @@ class Mortal(ScriptedExecutor):
 
 
 class Cast:
-    """Makes engines: for each replica the listed ones, one after another, then healthy ones."""
+    """A factory of engines. A replica gets the engines of its part, one after another, and then
+    healthy engines.
+    """
 
     def __init__(self, *parts: list[Mortal]) -> None:
         self.parts = list(parts)
@@ -103,7 +106,7 @@ class Cast:
         return mortal
 
     def latest(self, index: int) -> Mortal:
-        """The engine that this replica has now."""
+        """Return the engine that a replica has now."""
         return [mortal for owner, mortal in self.made if owner == index][-1]
 
 

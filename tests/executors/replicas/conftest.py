@@ -1,4 +1,4 @@
-"""Replica sets that close themselves, and leave nothing behind."""
+"""Fixtures of replica sets that close themselves, and leave nothing behind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who calls through a front end in tests, and what it reads."""
+"""A caller of front ends in tests, and functions that read the answers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from agentrt.request import Call, CallSpec, Identity
 
 @dataclass
 class Calls(Caller):
-    """Whoever asks: each call of its own name."""
+    """A caller whose calls have different ids."""
 
     executor: Executor
     number: int = 0
@@ -33,7 +33,7 @@ class Calls(Caller):
 async def reading(
     frontend: Frontend, executor: Executor, request: Request
 ) -> AsyncGenerator[dict[str, Any], None]:
-    """A stream's pieces, without what is drawn anew for each request."""
+    """Yield the pieces of a stream, without the fields that are drawn anew for each request."""
     async with contextlib.aclosing(frontend.chat_stream(request, Calls(executor))) as pieces:
         async for piece in pieces:
             yield without_names(piece)
@@ -42,12 +42,12 @@ async def reading(
 async def streamed(
     frontend: Frontend, executor: Executor, request: Request
 ) -> list[dict[str, Any]]:
-    """All of them."""
+    """Return all pieces of a stream, as `reading` yields them."""
     return [piece async for piece in reading(frontend, executor, request)]
 
 
 def without_names(piece: dict[str, Any]) -> dict[str, Any]:
-    """Without what is drawn anew for each request."""
+    """Return a piece without the fields that are drawn anew for each request."""
     piece = {name: value for name, value in piece.items() if name not in ("id", "created")}
     for choice in piece["choices"]:
         message = choice.get("delta") or choice.get("message") or {}
@@ -57,7 +57,7 @@ def without_names(piece: dict[str, Any]) -> dict[str, Any]:
 
 
 def whole(pieces: Iterable[dict[str, Any]]) -> dict[str, Any]:
-    """A stream put together, its log probabilities and token ids too."""
+    """Return the answer of a stream, with all its log probabilities and token ids."""
     answer = StreamedAnswer()
     entries: list[Any] = []
     tokens: list[int] = []

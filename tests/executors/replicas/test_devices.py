@@ -1,4 +1,4 @@
-"""Which GPUs each engine gets: none twice, none that is not there."""
+"""The GPUs that each engine gets: no GPU twice, and only GPUs that exist."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Engines that hang, that die at odd moments, and what was delivered already."""
+"""Engines that hang, or die at unusual moments, and replies that were delivered already."""
 
 from __future__ import annotations
 
@@ -36,7 +36,9 @@ async def text_of(replicas: object, call: Call) -> str:
 async def test_the_calls_of_an_engine_that_hangs_run_again(
     opened: Open, beats: bool | None, words: str
 ) -> None:
-    """Its call waits in the middle of a stream; one that uses no processor time has less time."""
+    """The call is in the middle of a stream. An engine that uses no processor time counts as hung
+    sooner.
+    """
     cast = Cast([Mortal(hangs=True, beats=beats)], [])
     replicas = await opened(cast, health=QUICK)
     reading = asyncio.create_task(text_of(replicas, call_of()))
@@ -51,7 +53,7 @@ async def test_the_calls_of_an_engine_that_hangs_run_again(
 
 
 async def test_a_cancelled_call_of_an_engine_that_hangs_is_let_go(opened: Open) -> None:
-    """What it used cannot be asked; whoever cancels does not hang, too."""
+    """The engine cannot tell what the call used. The caller that cancels must not hang, too."""
 
     class Mute(Mortal):
         async def aborted(self, call_id: str) -> CallReport:
@@ -71,7 +73,7 @@ async def test_a_cancelled_call_of_an_engine_that_hangs_is_let_go(opened: Open) 
 
 
 async def test_a_delivered_reply_is_not_computed_again(opened: Open) -> None:
-    """The engine dies after its last chunk, before it has said that there is none to come."""
+    """The engine dies after its last chunk, before it has said that this chunk was the last."""
 
     class DiesAfterwards(Mortal):
         async def generate(self, call: Call, *, stream: bool) -> AsyncGenerator[Chunk, None]:
@@ -89,8 +91,9 @@ async def test_a_delivered_reply_is_not_computed_again(opened: Open) -> None:
 
 
 async def test_programs_notice_nothing_but_time(opened: Open) -> None:
-    """Every engine dies twice in the middle of a call. All replies come, once, and the table
-    and the replicas are empty at the end."""
+    """Every engine dies twice in the middle of a call. Each reply arrives once, and the table and
+    the replicas are empty at the end.
+    """
 
     @program
     async def asks(ctx: Context) -> list[str]:
@@ -129,7 +132,9 @@ async def test_a_set_that_closes_fails_the_calls_that_wait_for_a_replica(opened:
 
 
 class Slow(Mortal):
-    """Takes until ``gone`` to be put away; ``closing`` says that it has begun."""
+    """An engine whose `close` takes until ``gone`` is set. ``closing`` is set when `close`
+    begins.
+    """
 
     def __init__(self) -> None:
         super().__init__(0)

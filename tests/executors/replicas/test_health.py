@@ -1,4 +1,4 @@
-"""An engine that works for long, or whose answer could not be read, is well."""
+"""An engine that works for a long time, or whose answer could not be read, counts as healthy."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ async def test_an_answer_that_a_busy_loop_has_not_read_counts() -> None:
     """A program blocks the loop again and again while the answer is on its way."""
 
     class Idle(Mortal):
-        """Uses no processor time; its answer takes some turns of the loop."""
+        """An engine that uses no processor time, and answers after some passes of the loop."""
 
         async def snapshot(self) -> dict[str, object]:
             for _ in range(12):
@@ -46,7 +46,9 @@ async def test_a_long_step_is_no_hang() -> None:
 
 
 async def test_an_engine_that_does_not_say_whether_it_works_is_given_its_time() -> None:
-    """It is on another node, or a program blocks the loop that should read what it says."""
+    """The engine is on another node, or a program blocks the loop that should read the engine's
+    answer.
+    """
 
     class Mute(Mortal):
         asked = 0
@@ -67,7 +69,9 @@ async def test_an_engine_that_does_not_say_whether_it_works_is_given_its_time() 
 
 @pytest.mark.parametrize(("says", "asked"), [((), 3), ((5.0, None, 5.0), 3)])
 async def test_it_is_not_given_more(says: tuple[float | None, ...], asked: int) -> None:
-    """The time in which it does not say counts; and what it said before is not forgotten."""
+    """The time in which the engine does not say whether it works counts. What it said before
+    counts, too.
+    """
 
     class Mute(Mortal):
         asked = 0

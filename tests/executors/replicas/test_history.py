@@ -1,4 +1,4 @@
-"""What the replica set writes into the history file: the programs of all engines, once each."""
+"""The history file of a replica set: it has the programs of all engines, each once."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.executors.replicas.test_set import text_of
 
 
 class Sized(Mortal):
-    """An engine of a model and a size, and what it was told of programs."""
+    """An engine of a model and a size, which records the statistics that it gets."""
 
     def __init__(self, key: str = "model-a") -> None:
         super().__init__()
@@ -41,14 +41,14 @@ class Sized(Mortal):
 
 @pytest.fixture
 def folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """The folder of a user who has set nothing."""
+    """Return the folder of histories of a user who has set no options."""
     monkeypatch.delenv("AGENTRT_HISTORY")
     monkeypatch.setenv("AGENTRT_DATA", str(tmp_path))
     return tmp_path / "history"
 
 
 class Slow(Mortal):
-    """Does not answer that a program has ended."""
+    """An engine that never confirms the end of a program."""
 
     async def end_program(self, program_id: str, totals: ProgramTotals | None = None) -> None:
         await super().end_program(program_id, totals)
@@ -70,12 +70,25 @@ def kept_in(path: Path, policy: str = "adaptive") -> SchedulerConfig:
 
 
 def known(path: Path) -> float:
-    """How many programs the file knows of."""
-    return sum(float(row[4]) for row in read(path)["service"] if row[0] and row[2:4] == ["", 0])
+    """Return the number of programs in the file."""
+    return count_of(read(path))
+
+
+def count_of(learned: Mapping[str, Any]) -> float:
+    """Return the number of programs in these statistics."""
+    return sum(float(row[4]) for row in learned["service"] if row[0] and row[2:4] == ["", 0])
+
+
+def taught(cast: Cast) -> list[list[float]]:
+    """Return, for each engine, the number of programs each time that it was taught."""
+    engines = [engine for _, engine in cast.made if isinstance(engine, Sized)]
+    return [[count_of(learned) for learned in engine.told] for engine in engines]
 
 
 async def test_the_file_is_written_as_programs_end(opened: Open, tmp_path: Path) -> None:
-    """Once for each, though several engines had calls of it; and it continues where it was."""
+    """Each program is counted once, even if several engines had its calls. A later set adds to the
+    file.
+    """
     path = tmp_path / "new" / "history.json"
     for before in (0, SAVE_EVERY + 1):
         replicas = await opened(Cast([], []), router="round-robin", scheduling=kept_in(path))
@@ -93,7 +106,9 @@ async def test_the_file_is_written_as_programs_end(opened: Open, tmp_path: Path)
 async def test_of_some_programs_there_is_nothing_to_learn(
     opened: Open, tmp_path: Path, policy: str
 ) -> None:
-    """Of those that were not served or are not known, and under a policy that does not learn."""
+    """Nothing is learned from programs that were not served or are not known, or under a policy
+    that does not learn.
+    """
     path = tmp_path / "history.json"
     replicas = await opened(Cast([]), scheduling=kept_in(path, policy))
     await replicas.end_program("p", came_to("p", 0.0))
@@ -153,11 +168,32 @@ def put_a_file_in_the_place_of(folder: Path) -> None:
     folder.write_text("")
 
 
+async def test_a_set_that_is_taught_teaches_its_engines_also_after_a_restart(
+    opened: Open, tmp_path: Path
+) -> None:
+    """As an engine on its own is taught; without a file, too."""
+    path = tmp_path / "history.json"
+    first = await opened(Cast([]), scheduling=kept_in(path))
+    await live(first, "p")
+    await first.close()
+
+    cast = Cast([Sized(), Sized()], [Sized()])
+    second = await opened(cast, scheduling=SchedulerConfig(history="none"))
+    assert await second.know(read(path))
+    await live(second, "q")
+    await second.restart("replica-0")
+    assert taught(cast) == [[1.0], [1.0], [2.0]]
+    assert not await (await opened(Cast([Mortal()]))).know(read(path))
+    with pytest.raises(ConfigError, match="not a history of programs"):
+        await second.know({"service": 1})
+
+
 async def test_a_set_keeps_what_is_learned_for_its_models_and_sizes(
     opened: Open, folder: Path
 ) -> None:
-    """1. A set learns of a program. 2. One of the same engines knows it, and so does an engine that
-    starts again. 3. A set of other engines does not."""
+    """1. A set learns of a program. 2. A set of equal engines knows this program, and so does an
+    engine that starts again. 3. A set of other engines does not.
+    """
     first = await opened(Cast([Sized()], [Sized()]), router="round-robin")
     await live(first, "p", 2)
     await first.close()
@@ -170,13 +206,8 @@ async def test_a_set_keeps_what_is_learned_for_its_models_and_sizes(
     assert second.info.history == str(path)
     await live(second, "q")
     await second.restart("replica-0")
-    engines = [engine for _, engine in cast.made if isinstance(engine, Sized)]
     await second.close()
-    counts = [
-        [sum(row[4] for row in told["service"] if row[0] and row[2:4] == ["", 0]) for told in one]
-        for one in (engine.told for engine in engines)
-    ]
-    assert counts == [[1.0], [1.0], [2.0]]
+    assert taught(cast) == [[1.0], [1.0], [2.0]]
     assert known(path) == 2.0
 
     mixed = await opened(Cast([Sized()], [Sized("model-b")]))
@@ -207,7 +238,9 @@ async def test_engines_that_learn_nothing_have_no_file(opened: Open, folder: Pat
 
 
 async def test_the_one_engine_of_a_server_keeps_its_own_file(folder: Path) -> None:
-    """Its core knows more of its programs than a set hears of; both would count them twice."""
+    """The engine core knows more about its programs than a set does. If both saved, programs would
+    count twice.
+    """
     engine = RestartedEngine(Sized)
     await engine.start(lambda message: None)
     await engine.end_program("p", came_to("p"))

@@ -1,4 +1,4 @@
-"""Replicas of different models: a call that names one runs there, and nowhere else."""
+"""Replicas of different models: a call that names a model runs only on replicas of this model."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ async def test_a_chat_model_names_one_of_several(opened: Open) -> None:
 
 
 async def test_a_model_that_none_serves(opened: Open) -> None:
-    """One error that lists what is served, from a program and from the set itself."""
+    """A program and the set itself get the same error, which lists the served models."""
     cast = mixed()
     replicas = await opened(cast)
     words = "serves 'lab/big' or 'small', not model 'huge': leave model out, or name"
@@ -81,7 +81,9 @@ async def test_a_model_that_none_serves(opened: Open) -> None:
 
 
 async def test_one_model_s_replicas_do_not_stand_in_for_another_s(opened: Open) -> None:
-    """The big one dies and rests: its calls wait for it, while the small ones work."""
+    """The only engine of the big model dies, and its restart is delayed: calls of the big model
+    wait, while the small model serves calls.
+    """
     cast = Cast([Mortal(0, model=BIG)], [Mortal(model=SMALL)])
     replicas = await opened(cast, backoff=Backoff(first_s=3600), ready_timeout_s=0.05)
     with pytest.raises(EngineDiedError, match=r"within 0\.05 s: replica-0: killed$"):
@@ -93,7 +95,7 @@ async def test_one_model_s_replicas_do_not_stand_in_for_another_s(opened: Open) 
 
 
 class Adapting(Mortal):
-    """Takes adapters; one that is ``frail`` dies of it."""
+    """An engine that takes adapters. A ``frail`` engine dies when it gets an adapter."""
 
     def __init__(self, *, frail: bool = False, **options: Any) -> None:
         super().__init__(**options)
@@ -110,8 +112,8 @@ class Adapting(Mortal):
 
 
 async def test_an_adapter_is_loaded_by_all_engines_of_its_model(opened: Open) -> None:
-    """1. Not by another model's. 2. One that does not load says so. 3. An engine that dies of it
-    is replaced, and the others have it.
+    """1. Engines of other models do not load the adapter. 2. An engine that cannot load an adapter
+    says so. 3. An engine that dies of it is replaced, and the others have the adapter.
     """
     cast = Cast(
         [Adapting(model=BIG)],
@@ -145,7 +147,7 @@ def test_what_names_a_model(name: str, served: str, same: bool) -> None:
 
 
 class Favours(Mortal):
-    """Has a logits processor, which it knows of only once it has started."""
+    """An engine with a logits processor, which the engine only knows after its start."""
 
     @property
     def info(self) -> ExecutorInfo:

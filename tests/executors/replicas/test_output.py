@@ -1,4 +1,4 @@
-"""What a reader gets of a call that is run again: each piece once, however it is cut."""
+"""What a reader gets from a call that is run again: each piece once, whatever the pieces are."""
 
 from __future__ import annotations
 
@@ -23,8 +23,9 @@ Cuts = Sequence[int]
 
 @dataclass(frozen=True)
 class Said:
-    """What an engine says to a call: a word for each token. The last ``held`` characters so far
-    are held back, as vLLM does where they may begin a stop string; ``ends`` are cut off the text.
+    """The output of an engine for a call: one word for each token. The last ``held`` characters so
+    far are held back, as vLLM does if they may begin a stop string. ``ends`` characters are cut off
+    at the end.
     """
 
     words: tuple[str, ...]
@@ -38,7 +39,7 @@ class Said:
         return whole[: max(0, len(whole) - max(self.held, self.ends))]
 
     def chunks(self, cuts: Cuts) -> Iterator[Chunk]:
-        """As vLLM streams it, in pieces that end after so many tokens each."""
+        """Yield the output as vLLM streams it, in pieces that end after these numbers of tokens."""
         whole = len(self.words)
         ends = [*sorted({cut for cut in cuts if 0 < cut < whole}), whole]
         for first, end in itertools.pairwise([0, *ends]):
@@ -57,7 +58,9 @@ class Said:
 
 
 def read(output: CallOutput, chunks: Iterator[Chunk], dies_after: int | None) -> list[Chunk]:
-    """What a reader gets of one run, which may end after so many chunks."""
+    """Return the chunks that a reader gets from one run, which ends after ``dies_after`` chunks if
+    this is not None.
+    """
     taken = [output.take(chunk) for chunk in itertools.islice(chunks, dies_after)]
     if dies_after is not None:
         output.restart()
@@ -77,8 +80,9 @@ def test_a_call_that_died_reads_as_one_that_did_not(
     deaths: list[tuple[Cuts, int]],
     last: Cuts,
 ) -> None:
-    """Any number of deaths, anywhere, and other pieces in each run: text, token ids, log
-    probabilities and those of the prompt come once, in order, and end once.
+    """The call dies any number of times, after any piece, and the pieces differ between the runs.
+    Text, token ids, and the log probabilities of the output and of the prompt come once, in order,
+    and end once.
     """
     engine = Said(said, held, min(ends, len("".join(said))))
     output, got = CallOutput("p/0"), []
@@ -116,7 +120,9 @@ def test_pieces_that_were_given_are_not_given_again_empty() -> None:
 
 
 def test_what_comes_again_changes_nothing_of_the_engine_s_own_output() -> None:
-    """A replica's engine may keep what it gave."""
+    """The chunk that is cut for the reader must not change, because the replica's engine may keep
+    it.
+    """
     engine, output = Said(("a", "b", "c")), CallOutput("p/0")
     read(output, engine.chunks([1]), 1)
     [whole] = engine.chunks([])
@@ -135,7 +141,7 @@ def test_what_comes_again_changes_nothing_of_the_engine_s_own_output() -> None:
     ],
 )
 def test_another_output_is_an_error(first: Said, second: Said) -> None:
-    """A text or a number of tokens that is not the one that was given before."""
+    """The second engine gives another text, or another number of tokens."""
     output = CallOutput("p/7")
     read(output, first.chunks([1, 2]), 2)
     with pytest.raises(
@@ -155,11 +161,11 @@ LINE = (
     *(("call 0", piece) for piece in ('{"a"', ": 1", "}")),
     *(("call 1", piece) for piece in ("{", "}")),
 )
-"""The deltas of an answer, in order."""
+"""The deltas of an answer, in order: the kind of each character, and the character."""
 
 
 def answer_chunks(run: int, cut: Cuts) -> Iterator[Chunk]:
-    """The answer in pieces; the ids of its calls are drawn anew in each ``run``."""
+    """Yield the answer in pieces. The ids of its calls differ between runs."""
     ends = [*sorted({one for one in cut if 0 < one < len(LINE)}), len(LINE)]
     for first, end in itertools.pairwise([0, *ends]):
         for name, group in itertools.groupby(LINE[first:end], lambda part: part[0]):
@@ -189,8 +195,8 @@ def _piece(delta: dict[str, Any], text: str, reason: str | None = None) -> dict[
 
 @given(st.lists(st.tuples(cuts, st.integers(0, 9)), max_size=3), cuts)
 def test_an_answer_s_deltas_come_once(deaths: list[tuple[Cuts, int]], last: Cuts) -> None:
-    """Of an executor that takes requests: thoughts, text and several tool calls, in any pieces.
-    Each call keeps the first id that a reader saw.
+    """An executor that takes requests streams thoughts, text and several tool calls, in any pieces.
+    Each call keeps the id that the reader saw first.
     """
     output, got = CallOutput("p/0"), []
     for run, (cut, pieces) in enumerate(deaths):

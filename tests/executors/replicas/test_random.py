@@ -1,4 +1,4 @@
-"""Whatever dies or is restarted, and when: each call is delivered once, or was cancelled."""
+"""Engines die and are restarted at random times: each call is delivered once, or was cancelled."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ NEVER_OUT = Backoff(first_s=0.0, tries=10**6)
 
 
 class Fate:
-    """Engines that die after a number of chunks drawn from a seed, until enough have died."""
+    """A factory of engines that die after a random number of chunks, until ``deaths`` engines have
+    died.
+    """
 
     def __init__(self, random: Random, deaths: int, audit: CallAudit) -> None:
         self._random = random

@@ -1,4 +1,4 @@
-"""Rendered calls whose engine dies: what vLLM's front end makes of them, from scripted engines."""
+"""Rendered calls whose engine dies: the answers of vLLM's front end, from scripted engines."""
 
 from __future__ import annotations
 
@@ -46,8 +46,9 @@ REQUEST: dict[str, Any] = {
 
 @dataclass(slots=True)
 class Dies(ScriptedEngine):
-    """Each call takes the next of ``runs``: after how many pieces its engine dies, None for
-    never, and how many tokens a piece has. By default none dies, and pieces have one token.
+    """An engine whose calls take the next item of ``runs``: the number of pieces after which the
+    engine dies (None: never), and the number of tokens in a piece. Without an item, it does not
+    die, and pieces have one token.
     """
 
     runs: list[tuple[int | None, int]] = field(default_factory=list)
@@ -68,7 +69,7 @@ class Dies(ScriptedEngine):
 
 
 def _joined(one: Chunk, other: Chunk) -> Chunk:
-    """Two pieces as one, put together as vLLM does for a reader that is slow."""
+    """Return two pieces as one, joined as vLLM does for a slow reader."""
     one.output.add(other.output, aggregate=True)
     ids = one.token_ids + other.token_ids
     return replace(other, text=one.text + other.text, output=one.output, token_ids=ids)
@@ -84,7 +85,7 @@ async def engine() -> Dies:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def replicas(engine: Dies) -> AsyncIterator[ReplicaSet]:
-    """Two engines that share their fates: those that ``engine.runs`` says."""
+    """Yield a set of two engines that share the list ``engine.runs``."""
     one = ReplicaSet(
         lambda index: replace(engine),
         2,
@@ -106,8 +107,8 @@ async def frontend(replicas: ReplicaSet) -> AsyncIterator[Frontend]:
 async def test_a_stream_goes_on_as_if_its_engine_had_not_died(
     engine: Dies, replicas: ReplicaSet, frontend: Frontend
 ) -> None:
-    """Cut off after every second piece: the same deltas of text, of both tool calls and of log
-    probabilities, piece by piece.
+    """The engine dies after each even number of pieces. The reader gets the same deltas of text, of
+    both tool calls and of log probabilities, piece by piece.
     """
     expected = await streamed(frontend, engine, REQUEST)
     message = whole(expected)["choices"][0]["message"]
@@ -131,7 +132,9 @@ async def test_a_stream_goes_on_as_if_its_engine_had_not_died(
 async def test_engines_may_cut_their_pieces_as_they_like(
     engine: Dies, replicas: ReplicaSet, frontend: Frontend, widths: tuple[int, int]
 ) -> None:
-    """Two engines die before a third has said all; together the pieces are the same answer."""
+    """Two engines die before a third engine has finished. The pieces together are the same
+    answer.
+    """
     expected, before = whole(await streamed(frontend, engine, REQUEST)), reruns(replicas)
     first, second = widths
     for cut in range(0, len(engine.tokens(SAID)) // first, 7):
@@ -158,7 +161,7 @@ def reruns(replicas: ReplicaSet) -> int:
 async def test_token_ids_go_on_as_if_their_engine_had_not_died(
     engine: Dies, replicas: ReplicaSet
 ) -> None:
-    """A call of token ids, whose reader gets each token once."""
+    """The call is made of token ids. Its reader gets each token once."""
     said = tuple(engine.tokens(SAID))
     for cut in range(len(said)):
         engine.runs[:] = [(cut, 2)]

@@ -1,4 +1,6 @@
-"""Drain, restart, and a rolling restart of all: nothing is lost, and somebody always works."""
+"""Drains, restarts, and a rolling restart of all replicas: nothing is lost, and a replica always
+works.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,7 @@ async def test_restart_puts_a_new_engine_in_the_place(opened: Open) -> None:
 
 
 async def test_a_rolling_restart_loses_nothing(opened: Open) -> None:
-    """Calls come all the time. Never are two replicas away at once."""
+    """Calls arrive all the time. Two replicas are never away at once."""
     cast = Cast([], [], [])
     replicas = await opened(cast)
     away: list[int] = []
@@ -101,8 +103,19 @@ async def test_a_restart_that_comes_to_nothing_says_so(opened: Open) -> None:
     assert await text_of(replicas, 0) == TEXT
 
 
+async def test_a_replica_that_is_given_up_at_its_restart_is_not_back(opened: Open) -> None:
+    notices: list[str] = []
+    lame = Cast([Mortal(), Mortal(lame=True)], [])
+    replicas = await opened(lame, backoff=Backoff(tries=0), notice=notices.append)
+    with pytest.raises(EngineStartError, match="replica-0 could not be restarted: no memory"):
+        await replicas.restart("replica-0")
+    assert notices[-1] == (
+        "replica-0 could not be started, and no further start is tried: no memory"
+    )
+
+
 class Gated(Mortal):
-    """Starts when ``gate`` is set."""
+    """An engine that starts when ``gate`` is set."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -127,7 +140,7 @@ async def test_a_restart_goes_on_when_who_asked_gives_up(opened: Open) -> None:
 
 
 class Mute(Mortal):
-    """Says nothing of calls that were aborted."""
+    """An engine that does not report what an aborted call used."""
 
     async def aborted(self, call_id: str) -> CallReport:
         await asyncio.Event().wait()
@@ -146,7 +159,7 @@ async def test_nobody_waits_for_an_engine_that_was_replaced(opened: Open) -> Non
 
 
 async def test_a_drained_replica_stays_so_when_its_engine_dies(opened: Open) -> None:
-    """Until `restart`; so does one that was down when it was drained."""
+    """A drained replica stays so until `restart`, also if it was down when it was drained."""
     cast = Cast([], [])
     replicas = await opened(cast)
 
@@ -180,7 +193,7 @@ async def test_one_that_finds_no_room_is_not_left_out(opened: Open) -> None:
 
 
 class Waiting(Mortal):
-    """It waits for room, as an engine on a cluster does, until it is ``placed`` or gives up."""
+    """An engine that waits for room, as on a cluster, until it is ``placed``, or gives up."""
 
     def __init__(self, placed: asyncio.Event | None = None) -> None:
         super().__init__()
@@ -225,7 +238,7 @@ async def test_a_name_that_there_is_not(opened: Open) -> None:
 
 
 class CutOff(Mortal):
-    """Something that this method of it waits for is cancelled by others."""
+    """An engine in whose method ``method`` an awaited task is cancelled by other code."""
 
     def __init__(self, method: str) -> None:
         super().__init__(0)

@@ -1,4 +1,4 @@
-"""A set of replicas whose engines show what they hold: asked, heard, and lost."""
+"""A set of replicas whose engines report their cached blocks: questions, notes, and losses."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SIZE = 4
 
 
 class Shows(ScriptedExecutor):
-    """Stores the blocks of every prompt that it runs, and tells of it with the reply."""
+    """An engine that stores the blocks of every prompt, and reports them with the reply."""
 
     def __init__(self, *, mute: Sequence[int] = ()) -> None:
         super().__init__(lambda call: "fine", model="m", slots=4)
@@ -94,14 +94,14 @@ async def replicas(engines: list[Shows]) -> AsyncIterator[ReplicaSet]:
 
 
 async def settled(replicas: ReplicaSet) -> None:
-    """Every engine that must be asked has been."""
+    """Wait until every engine that must be asked has answered."""
     async with asyncio.timeout(60):
         while any(stream.gap for stream in replicas.routing._streams.values()):
             await asyncio.sleep(0)
 
 
 async def successor(replicas: ReplicaSet) -> Shows:
-    """The engine that took the place of the first replica's dead one, once it is known."""
+    """Wait for the engine that replaces the dead engine of the first replica, and return it."""
     first = replicas.replicas[0]
     async with asyncio.timeout(60):
         while first.state != "ready":
@@ -130,7 +130,7 @@ def known(replicas: ReplicaSet, number: int) -> set[int]:
 async def test_a_call_goes_where_its_prompt_is_held(
     replicas: ReplicaSet, engines: list[Shows], salt: str | None
 ) -> None:
-    """Another program with the same prompt follows it."""
+    """Further programs with the same prompt go to the same replica."""
     for number in range(4):
         report = await run(replicas, f"a{number}", "the quick brown fox jumps over " * 40, salt)
         assert (report.cached_tokens > 0) == bool(number)
@@ -154,7 +154,7 @@ async def test_a_note_that_is_lost_costs_a_question(
 async def test_what_a_dead_engine_held_is_forgotten(
     replicas: ReplicaSet, engines: list[Shows]
 ) -> None:
-    """1. Its calls run elsewhere. 2. Its successor begins with nothing."""
+    """1. Its calls run elsewhere. 2. Its successor begins with an empty cache."""
     prompt = "the quick brown fox jumps over " * 40
     await run(replicas, "p", prompt)
     assert known(replicas, 0)
@@ -168,8 +168,9 @@ async def test_what_a_dead_engine_held_is_forgotten(
 async def test_a_question_that_nobody_answers_is_not_waited_for(
     replicas: ReplicaSet, engines: list[Shows], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """1. A note is lost, and the engine dies before it says what it holds. 2. It has last words
-    after its death. 3. The next engine is asked, and believed."""
+    """1. A note is lost, and the engine dies before it says what it holds. 2. A note of the dead
+    engine arrives. 3. The next engine is asked, and its answer counts.
+    """
 
     async def silent() -> None:
         await asyncio.Event().wait()
@@ -199,7 +200,7 @@ async def test_routers_that_do_not_read_blocks_cost_nothing() -> None:
 async def test_calls_that_are_not_in_token_ids_are_not_hashed(
     replicas: ReplicaSet, engines: list[Shows]
 ) -> None:
-    """Their prompts are weighed by their letters."""
+    """The sizes of their prompts are estimated from their characters."""
     for engine in engines:
         engine.__class__ = type("Plain", (Shows,), {"generate": ScriptedExecutor.generate})
     spec = CallSpec(request={"messages": [{"role": "user", "content": "hello" * 8}]})

@@ -1,4 +1,4 @@
-"""Several engines behind one executor: routing, death in the middle of a call, and return."""
+"""Several engines behind one executor: routing, a death in the middle of a call, and the return."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ async def test_calls_are_spread(opened: Open) -> None:
 
 
 class Counting(Mortal):
-    """Counts its calls as an engine does."""
+    """An engine that counts its calls in its metrics."""
 
     async def metrics(self) -> Sequence[Metric]:
         counter = CounterMetricFamily("vllm:requests", "Calls.", labels=("engine",))
@@ -64,7 +64,7 @@ async def test_metrics_are_one_family_with_a_sample_for_each_engine_that_is_up(
 async def test_a_call_whose_engine_dies_goes_on_elsewhere(
     opened: Open, stream: bool, after: int
 ) -> None:
-    """Its reader gets each piece once, and the dead replica comes back."""
+    """The reader gets each piece once, and the dead replica comes back."""
     notices: list[str] = []
     cast = Cast([Mortal(after)], [])
     replicas = await opened(cast, notice=notices.append)
@@ -88,7 +88,9 @@ async def test_a_lone_replica_s_calls_wait_for_its_return(opened: Open) -> None:
 
 
 async def test_one_that_dies_again_and_again_is_left_out(opened: Open) -> None:
-    """Twice it may; then the last replica's calls fail, and say why."""
+    """A replica is restarted twice. After the third death of the only replica, its calls fail and
+    say why.
+    """
     notices: list[str] = []
     cast = Cast([Mortal(0) for _ in range(9)])
     replicas = await opened(cast, notice=notices.append)

@@ -1,4 +1,6 @@
-"""One engine that is put in place again when it dies: its calls notice nothing but time."""
+"""A single engine that is replaced when it dies: its calls take longer, and nothing else
+changes.
+"""
 
 from __future__ import annotations
 

@@ -19,7 +19,9 @@ from tests.executors.replicas.conftest import Open
 
 
 class Trained(Mortal):
-    """An engine with weights, which ``dies_in`` or ``fails_in`` a step of an update once."""
+    """An engine with weights. In the step ``dies_in`` or ``fails_in`` of an update, it dies or
+    fails once.
+    """
 
     def __init__(
         self, dies_in: str = "", fails_in: str = "", dies_after: int | None = None
@@ -67,7 +69,7 @@ class Trained(Mortal):
 
 
 class Troupe(Cast):
-    """Makes engines with weights."""
+    """A factory of engines with weights."""
 
     def __call__(self, index: int) -> Executor:
         part = self.parts[index]
@@ -137,7 +139,7 @@ async def test_a_replica_that_dies_later_comes_back_with_the_new_weights(opened:
 
 
 async def test_a_replica_takes_no_call_before_it_has_the_latest_weights(opened: Open) -> None:
-    """A call is waiting for the engine when the engine comes back."""
+    """A call waits for the engine when the engine comes back."""
     troupe = Troupe([Trained(dies_after=0)])
     replicas = await opened(troupe)
     await replicas.update_weights("new", 1)
@@ -163,7 +165,9 @@ async def test_the_only_engine_dies_in_an_update(opened: Open) -> None:
 
 
 async def test_weights_that_are_lost_when_an_engine_starts_again(opened: Open) -> None:
-    """It is not started with other weights: the router must not mix versions."""
+    """The engine cannot load the latest weights, so it is left out: the router must not mix
+    versions.
+    """
     dying = Trained(dies_after=0)
     later = [Trained(fails_in="load") for _ in range(2)]
     backoff = Backoff(first_s=0.0, tries=2)
@@ -189,14 +193,16 @@ async def test_a_pause_holds_for_engines_that_start_again(opened: Open) -> None:
 
 
 class Unanswered(Health):
-    """Finds that no engine answers."""
+    """A health check in which no engine answers."""
 
     async def check(self, name: str, engine: Executor) -> None:
         raise EngineDiedError("has not answered")
 
 
 async def test_an_engine_that_loads_weights_may_be_silent(opened: Open) -> None:
-    """Before and after the load, an engine that does not answer is dead."""
+    """During the load the engine need not answer. Before and after the load, an engine that does
+    not answer is dead.
+    """
     slow = Trained()
     replicas = await opened(Troupe([slow]), health=Unanswered(every_s=1e6))
     [replica] = replicas.replicas

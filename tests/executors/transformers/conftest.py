@@ -1,4 +1,6 @@
-"""Models of two layers with random weights: what they compute is compared, not what they say."""
+"""Models of two layers with random weights: tests compare what they compute, and not their
+texts.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Small models of any architecture, with random weights that let positions matter."""
+"""Small models of any architecture, with random weights such that positions matter."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from agentrt.executors.transformers.model import CausalModel
 
 
 def model_of(config: Any, tokenizer: Any = None) -> CausalModel:
-    """The model of a configuration."""
+    """Return the model of a configuration."""
     from transformers import AutoModelForCausalLM
 
     register()
@@ -37,7 +37,7 @@ SIZES = {
 
 
 def config_of(kind: str, **settings: Any) -> Any:
-    """A configuration of transformers, small."""
+    """Return a small configuration of transformers."""
     import transformers
 
     return getattr(transformers, kind)(**{**SIZES, **settings})

@@ -1,7 +1,8 @@
-"""What a token sees changes what follows it, and nothing else does; one forward is as good as many.
+"""The tokens that a token sees change what follows it, and no others do. One forward pass gives the
+same as many.
 
-In a model of two layers a token is heard of at twice the window's distance: each layer hands on
-what the one below it saw.
+In a model of two layers, a token has an influence up to twice the window's distance, because each
+layer passes on what the layer below saw.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ def tokens(count: int, seed: int = 0) -> list[int]:
 
 
 def after(model: CausalModel, attention: Attention | None, ids: list[int]) -> torch.Tensor:
-    """The logits after a text."""
+    """Return the logits after a text."""
     cache = model.start(attention)
     for start in range(0, len(ids), 256):
         logits = model.extend(cache, ids[start : start + 256])
@@ -46,7 +47,7 @@ def after(model: CausalModel, attention: Attention | None, ids: list[int]) -> to
 
 
 def changes(model: CausalModel, attention: Attention, ids: list[int], place: int) -> bool:
-    """Whether some other token at ``place`` changes what follows."""
+    """Return whether another token at ``place`` changes what follows the text."""
     before = after(model, attention, ids)
     others = [[*ids[:place], (ids[place] + n) % 300, *ids[place + 1 :]] for n in (1, 50, 150)]
     found = [float((after(model, attention, other) - before).abs().max()) for other in others]
@@ -137,7 +138,9 @@ def test_a_sink_is_never_out_of_sight(tiny: CausalModel) -> None:
 
 
 def test_a_chunk_is_heard_of_through_its_summary(tiny: CausalModel) -> None:
-    """The summary at 15 has seen those from 12 on, and the first half of its chunk is lost."""
+    """The summary at 15 has seen the tokens from 12 on. The first half of its chunk has no
+    influence.
+    """
     ids, attention = tokens(60), Attention(4, chunk=8)
     heard = [place for place in range(8, 16) if changes(tiny, attention, ids, place)]
     assert heard[-1] == 15
@@ -147,8 +150,9 @@ def test_a_chunk_is_heard_of_through_its_summary(tiny: CausalModel) -> None:
 
 
 def test_positions_are_those_in_the_cache(tiny: CausalModel) -> None:
-    """However long the text between, a token finds its sinks equally near; and a text may be
-    longer than the model's context."""
+    """A token is equally near to its sinks, however long the text in between is. A text may be
+    longer than the model's context.
+    """
     assert tiny.max_len == 2048
     attention, start, end = Attention(WINDOW, sinks=3), tokens(3, 1), tokens(2 * WINDOW, 2)
     short = after(tiny, attention, [*start, *tokens(30), *end])
@@ -176,7 +180,9 @@ def test_the_cache_has_what_is_seen_later_and_no_more(
 
 @pytest.mark.parametrize("kind", ["Qwen3Config", "GPTNeoXConfig", "PhiConfig", "CohereConfig"])
 def test_positions_move_in_models_that_rotate(kind: str) -> None:
-    """In halves or pairs, the whole head or a part of it; with heads in groups or without."""
+    """Rotary embeddings rotate halves or pairs, and the whole head or a part; heads are grouped or
+    not.
+    """
     model = model_of(config_of(kind))
     assert model.moves
     test_one_forward_gives_what_many_do(model, Attention(WINDOW, sinks=3))

@@ -1,4 +1,6 @@
-"""Contexts on a transformers model: the same tokens as on vLLM, and an attention of one's own."""
+"""Contexts on a transformers model: the same tokens as on vLLM, and attention that a program
+chooses.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ WORDS = [1000 + 7 * n for n in range(100)]
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def runtime(token_runtime: Runtime) -> AsyncIterator[Runtime]:
-    """On the model of the engine that tests of contexts share."""
+    """Yield a runtime with the model of the engine that the tests of contexts share."""
     async with Runtime(TransformersExecutor(engine_of(token_runtime).info.model)) as runtime:
         yield runtime
 
@@ -61,7 +63,9 @@ async def test_chats_in_contexts_have_the_tokens_that_vllm_gives_them(
 
 @dataclass(frozen=True, slots=True)
 class Stairs:
-    """One of ten tokens, then of ten others, and so on; the model ends it after four or more."""
+    """A constraint: one of ten tokens, then one of ten others, and so on. The model may end it
+    after four tokens.
+    """
 
     start: int = 0
 
@@ -90,8 +94,9 @@ async def test_constraints_leave_the_tokens_that_they_leave_on_vllm(
 
 
 async def test_calls_with_an_attention_are_nodes_like_others(runtime: Runtime) -> None:
-    """1. A text is scored with a window, 2. and gone on from: only its end is computed. 3. The
-    window is forgotten by calls that name none."""
+    """1. A text is scored with a window. 2. It is continued: only its end is computed. 3. Calls
+    that name no attention do not use the window.
+    """
     window = Attention(16, sinks=2)
 
     async def body(ctx: Context) -> None:
@@ -121,8 +126,10 @@ async def test_vllm_refuses_an_attention_and_names_who_takes_it(token_runtime: R
 
 
 async def test_what_is_dropped_goes_first_and_what_others_share_stays(runtime: Runtime) -> None:
-    """1. A context, and one that shares nothing with it. 2. A fork has gone on, and is dropped:
-    what it shares is left. 3. So is the first: it comes before the other now."""
+    """1. There are a context, and one that shares nothing with it. 2. A fork of the first context
+    is dropped: only the shared part is left. 3. The first context is dropped: it is now evicted
+    before the other.
+    """
     executor = runtime.executor
     assert isinstance(executor, TransformersExecutor)
     executor.prefixes.entries.clear()

@@ -1,4 +1,6 @@
-"""Calls of token ids on a transformers model: what they give, what they share, how they end."""
+"""Calls of token ids on a transformers model: their results, their shared caches, and their
+ends.
+"""
 
 from __future__ import annotations
 
@@ -119,7 +121,9 @@ async def test_seeds_repeat_what_is_sampled(executor: TransformersExecutor) -> N
 
 
 async def test_scores_are_what_generation_said(executor: TransformersExecutor) -> None:
-    """1. Tokens with their likeliest. 2. The same as a prompt that is scored: one forward."""
+    """1. Generation gives the likeliest tokens. 2. Scoring the same tokens as a prompt gives the
+    same values, in one forward pass.
+    """
     made = await reply(executor, sampling=Sampling(logprobs=3))
     assert [place[0][0] for place in made.token_logprobs] == [*made.token_ids]
     assert {len(place) for place in made.token_logprobs} == {3}  # the likeliest was chosen
@@ -196,8 +200,9 @@ async def test_what_prompts_have_in_common_is_computed_once(executor: Transforme
 async def test_a_prompt_with_an_attention_is_found_again(
     executor: TransformersExecutor, attention: Attention
 ) -> None:
-    """1. A call of this attention. 2. Its prompt again, and what follows its output: from the
-    cache. 3. Another attention finds nothing. 4. The same without any cache."""
+    """1. A call has this attention. 2. Its prompt, and a prompt that continues its output, are read
+    from the cache. 3. Another attention finds nothing. 4. Without a cache, the tokens are the same.
+    """
     sampling = Sampling(attention=attention)
     first = await reply(executor, sampling=sampling)
     again = await reply(executor, sampling=sampling)
@@ -213,7 +218,7 @@ async def test_a_prompt_with_an_attention_is_found_again(
 
 
 async def test_a_window_bounds_what_is_cached(executor: TransformersExecutor) -> None:
-    """A text longer than the model's context, and no more of it than sinks and window."""
+    """The text is longer than the model's context. Only its sinks and its window are cached."""
     sampling = Sampling(attention=Attention(60, sinks=4))
     long = tuple(n % 500 for n in range(3000))
     done = await reply(executor, long, sampling=sampling)
@@ -231,7 +236,9 @@ async def test_a_window_bounds_what_is_cached(executor: TransformersExecutor) ->
 
 
 async def test_calls_take_turns(executor: TransformersExecutor) -> None:
-    """Three run, step by step; a fourth waits for a place. Each says what it would alone."""
+    """Three calls run, step by step; a fourth waits for a place. Each call gets the same tokens as
+    alone.
+    """
     prompts = [tuple(range(start, start + 20)) for start in (1, 50, 90, 130)]
     alone = [(await reply(executor, ids)).token_ids for ids in prompts]
     executor.prefixes.entries.clear()
@@ -248,8 +255,9 @@ async def test_calls_take_turns(executor: TransformersExecutor) -> None:
 async def test_a_whole_call_beside_another_gives_way_after_each_step(
     executor: TransformersExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A call that is alone takes its steps at once, here however long they last. A short one
-    that comes while another is under way ends before a long whole one that came earlier."""
+    """A call that is alone takes its steps without a pause, here for any time. A short call that
+    arrives while another call runs ends before a long call that came earlier and is not streamed.
+    """
     monkeypatch.setattr("agentrt.executors.transformers.executor._ALONE_S", 1e9)
     other = executor.generate(call(name="q/0", max_tokens=200), stream=True)
     async with contextlib.aclosing(other):
@@ -262,7 +270,9 @@ async def test_a_whole_call_beside_another_gives_way_after_each_step(
 
 
 async def test_a_call_that_is_broken_off_holds_nothing(executor: TransformersExecutor) -> None:
-    """1. A call is left in its middle. 2. One is cancelled. 3. What they had computed is there."""
+    """1. A stream is closed in the middle. 2. A call is cancelled. 3. The computed prompt is in the
+    cache.
+    """
     running = executor.generate(call(max_tokens=1000), stream=True)
     async with contextlib.aclosing(running):
         await anext(running)

@@ -1,4 +1,4 @@
-"""What calls keep for each other, and their text as it comes."""
+"""The prefix cache that calls share, and the text of a stream."""
 
 from __future__ import annotations
 
@@ -55,7 +55,9 @@ def test_text_is_held_back_while_it_may_become_a_stop_string() -> None:
 
 
 def test_layers_with_windows_of_their_own_are_not_cut() -> None:
-    """What such a model has cached is kept for no other call, and each says the same."""
+    """What such a model has cached is not kept for another call. Both calls give the same
+    tokens.
+    """
     model = model_of(config_of("MistralConfig", sliding_window=8), Letters())
     prefixes, prompt = PrefixCache(1 << 30), tuple(range(3, 40))
     spec = CallSpec(prompt_token_ids=prompt, max_tokens=6, ignore_eos=True)

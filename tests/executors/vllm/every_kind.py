@@ -1,7 +1,7 @@
 """An engine without a model for every kind of request, and random lives of such requests.
 
-What a model, a grammar compiler and another engine's KV cache would do is made up, from the
-seed and the engine's state alone: engines that decide alike live through the same storm.
+The seed and the state of the engine alone decide what a model, a grammar compiler and another
+engine's KV cache would do. So engines that decide alike go through the same storm.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ KINDS = ("plain", "session", "grammar", "pooling", "load", "wait", "send")
 
 
 class Elsewhere(KVConnectorBase_V1):
-    """Another engine's KV cache, of which the ids of requests say what it has."""
+    """The KV cache of another engine. The id of a request says what this cache has of it."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -76,7 +76,7 @@ class Elsewhere(KVConnectorBase_V1):
 
 
 class Grammar:
-    """Takes every token but those of a request that it was told to fail."""
+    """A grammar that accepts every token, unless it is told to reject."""
 
     def __init__(self, rejects: bool) -> None:
         self._rejects = rejects
@@ -86,7 +86,7 @@ class Grammar:
 
 
 class EveryKind(HeadlessEngine):
-    """Answers drafts, pooling requests and transfers of KV cache too."""
+    """An engine that also makes up drafts, results of pooling requests, and moves of KV cache."""
 
     def __init__(self, scheduler: Any, in_flight: int, seed: int) -> None:
         super().__init__(scheduler, in_flight, token=_token)
@@ -149,7 +149,8 @@ def every_kind(
     blocks: int | None = None,
     **engine: Any,
 ) -> EveryKind:
-    """An engine of random size; ``connector`` is what becomes of KV cache that fails to come.
+    """Return an engine of random size. ``connector`` says what becomes of KV cache that fails to
+    come.
 
     ``kinds`` are those of a hybrid model's cache. ``blocks`` is the size of the cache, if it is not
     random.
@@ -204,7 +205,7 @@ class KindStorm:
         self._sessions: dict[str, Request] = {}
 
     def act(self) -> None:
-        """Do one thing."""
+        """Do one random thing."""
         acts = (self._step, self._add, self._feed, self._compile, self._end, self._abort)
         self._rng.choices(acts, (8, 6, 3, 3, 1, 1))[0]()
 
@@ -265,7 +266,7 @@ class KindStorm:
         return request
 
     def _feed(self) -> None:
-        """The next input of a session, early or late, while it has room for more."""
+        """Send a session its next input, early or late, if it has room for more."""
         room = [
             name
             for name, session in sorted(self._sessions.items())
@@ -277,7 +278,7 @@ class KindStorm:
             self.engine.submit(self._request("session", name, prompt))
 
     def _compile(self) -> None:
-        """A grammar is ready, or refused, or will refuse what the model says."""
+        """Finish a grammar: it is ready or refused, or it will reject what the model says."""
         if self._compiling:
             name = self._rng.choice(sorted(self._compiling))
             request = self._compiling.pop(name).structured_output_request
@@ -288,7 +289,7 @@ class KindStorm:
                 request._grammar.set_result(Grammar(self._rng.random() < 0.2))
 
     def _end(self) -> None:
-        """No more input comes to a session."""
+        """Tell a session that no more input comes."""
         if self._sessions:
             name = self._rng.choice(sorted(self._sessions))
             session = self._sessions.pop(name)

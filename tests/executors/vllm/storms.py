@@ -24,7 +24,7 @@ _TOOLS = ("shell", "web", "")
 
 @dataclass(slots=True)
 class Life:
-    """One program: what it will say again, and its calls in the engine."""
+    """One program: what it has said and will send again, and its calls in the engine."""
 
     name: str
     type: str
@@ -43,8 +43,8 @@ class Life:
 
 
 class Storm:
-    """Acts on one engine. ``most`` tokens fit into a call; ``reset_running`` allows resets
-    that preempt everything.
+    """Random acts on one engine. A call has at most ``most`` tokens. With ``alone``, the engine
+    gets no messages about programs.
     """
 
     def __init__(self, engine: HeadlessEngine, seed: int, most: int, *, alone: bool) -> None:
@@ -71,18 +71,18 @@ class Storm:
         ]
 
     def act(self) -> None:
-        """Do one thing."""
+        """Do one random thing."""
         weights, acts = zip(*self._acts, strict=True)
         self._rng.choices(acts, weights)[0]()
 
     def settle(self, limit: int = 2000) -> None:
-        """Let every call finish. Fails where one does not within ``limit`` steps."""
+        """Let every call finish. This fails if one does not finish within ``limit`` steps."""
         self._take(self.engine.run(limit))
         assert not self.engine.requests
         assert len(self.finished) == self._added
 
     def end_all(self) -> None:
-        """All programs end."""
+        """End all programs."""
         for name in list(self._lives):
             self._lives.pop(name)
             self._control("ends", [name])
@@ -140,7 +140,7 @@ class Storm:
             self._over(call_id)
 
     def _end(self) -> None:
-        """A program ends; whether its calls were cancelled before is up to chance."""
+        """End a program, after its calls were cancelled or without that, by chance."""
         if not self._lives:
             return
         life = self._lives.pop(self._rng.choice(list(self._lives)))
@@ -156,7 +156,7 @@ class Storm:
             self.engine.scheduler.reset_prefix_cache(running)
 
     def _silence(self) -> None:
-        """A program crashes: nothing is heard of it any more."""
+        """Let a program crash: nothing is heard of it any more."""
         if self._lives:
             del self._lives[self._rng.choice(list(self._lives))]
         self.engine.now += self._rng.choice((1.0, 30.0, 2 * PATIENCE_S))
@@ -182,7 +182,9 @@ class Storm:
 
 
 def check_free_queue(queue: ProtectedFreeQueue) -> None:
-    """Nothing is in two lists, miscounted, or protected for nobody."""
+    """Check that each free block is on exactly one list, is counted, and is protected only for an
+    owner that may still use it.
+    """
     plain = FreeKVCacheBlockQueue.get_all_free_blocks(queue)
     protected = [
         (block, owner) for owner, own in queue._lists.items() for block in own.get_all_free_blocks()

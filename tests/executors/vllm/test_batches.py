@@ -1,4 +1,6 @@
-"""What is sent to an engine core at once is read at once, and nobody waits for it who runs."""
+"""Requests sent to an engine core at once are read at once, but running calls do not wait for
+them.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ CORE = b"\x00\x00"
 
 
 class Client:
-    """Records what vLLM's client would put on the wire."""
+    """A client that records what vLLM's client would send."""
 
     def __init__(self) -> None:
         self.sent: list[Any] = []
@@ -73,7 +75,7 @@ async def test_an_engine_that_is_dead_or_dies_at_once() -> None:
 
 
 class Late(queue.SimpleQueue[Any]):
-    """A core's queue, whose next message comes when the core waits for it, and not before."""
+    """The queue of a core, whose next message comes only when the core waits for it."""
 
     def __init__(self, reading: Iterable[Callable[[], None]]) -> None:
         self._reading = iter(reading)
@@ -86,7 +88,9 @@ class Late(queue.SimpleQueue[Any]):
 
 @pytest.mark.parametrize(("busy", "read"), [(False, ["a", "b"]), (True, [])])
 def test_an_idle_core_reads_a_batch_to_its_end(busy: bool, read: list[str]) -> None:
-    """However late its messages come. The second cannot be read, and the fourth is not of it."""
+    """The batch is read to its end however late its messages come. The second message cannot be
+    read, and the fourth is not in the batch.
+    """
     from vllm.v1.engine import EngineCoreRequestType
     from vllm.v1.engine.core import EngineCoreProc, EngineShutdownState
 

@@ -1,4 +1,4 @@
-"""What `_compat` reads and calls inside vLLM is there: a failure names what has changed."""
+"""All that `_compat` reads and calls inside vLLM exists: a failure says what has changed."""
 
 from __future__ import annotations
 
@@ -361,7 +361,9 @@ def declared_methods() -> list[tuple[str, str, list[str]]]:
 
 @pytest.mark.parametrize(("owner", "name", "parameters"), declared_methods())
 def test_a_declared_method_is_the_one_of_vllm(owner: str, name: str, parameters: list[str]) -> None:
-    """mypy sees an override of a method that vLLM does not have, if the declaration is true."""
+    """If the declarations are right, mypy reports an override of a method that vLLM does not
+    have.
+    """
     real = {
         "AsyncScheduler": scheduling.AsyncScheduler,
         "RequestQueue": scheduling.RequestQueue,
@@ -403,7 +405,9 @@ def test_what_is_read_is_there(module: str, things: dict[str, Any]) -> None:
 
 
 def test_the_engine_process_is_found_where_it_was() -> None:
-    """These belong to a running engine alone: their classes say what there will be."""
+    """These objects exist only in a running engine, so their classes are asked what they will
+    have.
+    """
     resources = found("v1.engine.core_client:BackgroundResources")
     assert {"ctx", "engine_manager"} <= {field.name for field in fields(resources)}, changed(
         "core", "the client's BackgroundResources have other fields"
@@ -438,7 +442,7 @@ def test_the_engine_process_is_started_as_it_was() -> None:
 
 
 def test_metrics_of_two_engines_are_apart_and_none_are_the_processs() -> None:
-    """Those of a second would take the place of the first's."""
+    """The metrics of a second engine would otherwise replace those of the first."""
     registries = [CollectorRegistry(), CollectorRegistry()]
     for registry in registries:
         logger = stat_logger(registry)(base_config(), [0])

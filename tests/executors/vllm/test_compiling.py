@@ -1,4 +1,4 @@
-"""Who has slow grammars compiled, or gives them up, keeps nobody else's waiting."""
+"""A client that has slow grammars compiled, or gives them up, does not delay those of others."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SOON_S = 30.0
 
 
 class Timer(threading.Timer):
-    """One that a test fires by hand."""
+    """A timer that a test fires itself."""
 
     def start(self) -> None:
         pass
@@ -35,7 +35,7 @@ class Request:
 
 
 class Compiling:
-    """Threads whose work begins and ends under a test's eyes: ``begun`` has its names in turn."""
+    """Threads whose work ends when a test says so. ``begun`` has the names of the work in order."""
 
     def __init__(self) -> None:
         self.begun: queue.Queue[str] = queue.Queue()

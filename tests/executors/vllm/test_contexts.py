@@ -36,7 +36,7 @@ def test_branches_that_come_in_one_step_compute_what_they_share_once(policy: str
 
 
 def test_a_prompt_is_computed_from_where_it_is_scored() -> None:
-    """1. A prompt is cached. 2. It is scored from a position on: the block before stays read."""
+    """1. A prompt is cached. 2. It is scored from some position: only blocks before it are read."""
     e = engine("fcfs")
     e.add("first", TRUNK[:160], 1)
     e.run()
@@ -50,7 +50,7 @@ def test_a_prompt_is_computed_from_where_it_is_scored() -> None:
     ("given", "longest"), [((), 39), ((None,), 39), ((100,), 39), ((20,), 20)], ids=str
 )
 def test_a_look_up_may_be_told_its_longest_hit(given: tuple[Any, ...], longest: int) -> None:
-    """As vLLM 0.33 tells it; the prompt has 160 tokens and is scored from the fortieth on."""
+    """vLLM 0.33 may pass the longest hit. Of 160 tokens, the prompt is scored from the fortieth."""
 
     def look_up(request: Any, longest: int | None = None) -> int:
         return int(request.num_tokens) - 1 if longest is None else longest

@@ -40,12 +40,12 @@ class Conversions:
 
 
 def silent(_: str) -> None:
-    """A progress listener that does not care."""
+    """A progress listener that does nothing."""
 
 
 @pytest.fixture(scope="module")
 def real_model() -> Path:
-    """The real model, in the folder where all tests have it. CI begins without: it is made anew."""
+    """The real model, in the folder that all tests share. In CI it is made first."""
     return default_model.embedded_model(silent)
 
 
@@ -57,7 +57,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def conversions(cache: Path, monkeypatch: pytest.MonkeyPatch) -> Conversions:
-    """No engine packages are needed: a package is pretended, and the conversion counted."""
+    """The tests need no engine packages: the package is pretended, and conversions are counted."""
     fake = Conversions()
     monkeypatch.setattr(default_model, "_write_model", fake)
     monkeypatch.setattr(default_model, "_write_tokenizer", lambda source, target: None)
@@ -132,7 +132,7 @@ def test_many_at_once_convert_once(conversions: Conversions) -> None:
 def test_second_process_is_told_that_it_waits(
     conversions: Conversions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """1. A converts. 2. B asks, and is told to wait. 3. A is done; B has the same folder."""
+    """1. A converts the model. 2. B is told to wait. 3. A is done, and B converts nothing."""
     b_waits = threading.Event()
 
     def slow(source: Path, target: Path) -> None:

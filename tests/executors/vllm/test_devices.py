@@ -1,4 +1,4 @@
-"""What an engine is started with: its GPUs, and its name in metrics, reach vLLM."""
+"""The GPUs of an engine, and its name in metrics, reach vLLM when it starts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ends of programs, on their way to the scheduler in an engine's core."""
+"""The ends of programs, on their way to the scheduler in an engine's core."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from agentrt.scheduler.table import ProgramTotals
 
 
 class Client(CoreClient):
-    """Keeps what its core is told, which answers when it may."""
+    """An engine that keeps what its core is told. The core answers when ``may`` is set."""
 
     def __init__(self) -> None:
         super().__init__(SchedulerConfig())

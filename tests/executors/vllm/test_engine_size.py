@@ -1,4 +1,4 @@
-"""Which engines share what they learn: those whose calls take comparable seconds."""
+"""Which engines share what they learn: those whose calls take comparable times."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.engine
 
 
 def key(replicas: int = 1, **changes: Any) -> str:
-    """The key of an engine with these fields, by the part of vLLM's configuration."""
+    """Return the key of an engine with these fields, given by the part of vLLM's configuration."""
     config = copy.copy(base_config())
     for part, values in changes.items():
         changed = copy.copy(getattr(config, part))

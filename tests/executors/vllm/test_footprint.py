@@ -1,4 +1,4 @@
-"""Whether there is memory for all engines, before any is started."""
+"""Whether there is enough memory for all engines, checked before any is started."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ def owner(request: Any) -> str:
 
 @pytest_asyncio.fixture
 async def threads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The names of the threads in which vLLM has read what an output is held to."""
+    """The names of the threads in which vLLM has read the schemas of outputs."""
     names: list[str] = []
     whole = backend_xgrammar.validate_xgrammar_grammar
 
@@ -59,7 +59,7 @@ def held(**to: Any) -> SamplingParams:
 
 
 def submitted(params: SamplingParams) -> Any:
-    """What vLLM makes of the parameters in the event loop."""
+    """Return what vLLM makes of the parameters in the event loop."""
     own = params.clone()
     own._validate_structured_outputs(*vars(PROCESSOR).values())
     return own.structured_outputs
@@ -77,7 +77,7 @@ async def test_a_schema_is_read_once_beside_the_event_loop(threads: list[str]) -
 
 
 async def test_tenants_schemas_are_read_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One tenant brings three, and then another brings one: it waits for no more than two."""
+    """One tenant brings three, and then another brings one, which waits for at most two."""
     read: list[str] = []
     monkeypatch.setattr(
         "agentrt.executors.vllm.grammars.validate", lambda llm, params: read.append(pattern(params))
@@ -127,8 +127,8 @@ def test_vllm_checks_what_was_not_checked_before(threads: list[str]) -> None:
 
 
 async def test_the_core_compiles_with_less_right_to_the_processor() -> None:
-    """So do the threads that a compiling one starts, of which the next one is another; a core
-    without a tokenizer has no pool.
+    """So do the threads that a compiling thread starts; the next compiling thread is one of them. A
+    core without a tokenizer has no pool.
     """
     manager = SimpleNamespace(executor=ThreadPoolExecutor(1), _create_grammar=None)
     compile_aside(SimpleNamespace(structured_output_manager=manager), owner)
@@ -151,7 +151,9 @@ async def test_the_core_compiles_with_less_right_to_the_processor() -> None:
 
 
 async def test_schemas_are_read_with_less_right_than_the_event_loop() -> None:
-    """Long prompts are read with the same: that holds the interpreter's lock."""
+    """With ``equal``, work has the same priority as the event loop. Long prompts are read so, as
+    that holds the interpreter's lock.
+    """
     assert await SharedThread("read").run(own_niceness, "ann") == own_niceness() + 10
     assert await SharedThread("read", equal=True).run(own_niceness, "ann") == own_niceness()
 
@@ -186,7 +188,7 @@ def test_a_grammar_is_compiled_by_as_many_threads_as_the_steps_can_spare(
 
 
 class Manager:
-    """As much of vLLM's as is asked, with what it was asked for."""
+    """The part of vLLM's manager that the tests need, which notes its backend at each request."""
 
     def __init__(self, backend: str = "auto") -> None:
         self.vllm_config = SimpleNamespace(
@@ -202,14 +204,14 @@ class Manager:
 
 
 def needs(backend: str | None) -> Any:
-    """A request that vLLM has chosen this backend for, or that is free."""
+    """Return a request for which vLLM has chosen this backend, or one whose output is free."""
     held = None if backend is None else SimpleNamespace(params=SimpleNamespace(_backend=backend))
     return SimpleNamespace(structured_output_request=held)
 
 
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
-    """The backends that were made: the thread, and the size of the vocabulary."""
+    """The backends that were made: the name of the thread, and the size of the vocabulary."""
     found: list[tuple[str, int]] = []
 
     def backend(config: Any, *, tokenizer: Any, vocab_size: int) -> str:

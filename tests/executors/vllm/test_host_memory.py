@@ -1,4 +1,4 @@
-"""How much host memory an engine takes, and the options of vLLM that result."""
+"""How much host memory an engine takes, and which options of vLLM result from it."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any, Literal
 import pytest
 from vllm.engine.arg_utils import AsyncEngineArgs
 
+from agentrt.engines import EngineOptions, VLLMEngine
 from agentrt.errors import AgentrtError, ConfigError
 from agentrt.executors.vllm import host_memory
-from agentrt.executors.vllm.engine import VLLMEngine
 from agentrt.executors.vllm.host_memory import HostRoom
-from agentrt.executors.vllm.options import EngineOptions, engine_args
+from agentrt.executors.vllm.options import engine_args
 from agentrt.lab.engine.shapes import shape_folder
 
 GIB = 1 << 30

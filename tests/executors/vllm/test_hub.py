@@ -1,4 +1,4 @@
-"""A model's name that is wrong is refused before vLLM is imported."""
+"""A wrong name of a model is refused before vLLM is imported."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @contextmanager
 def hub(status: int, code: str | None = None) -> Iterator[str]:
-    """A hub that gives each question this answer."""
+    """A hub that gives this answer to each request."""
 
     class Answer(BaseHTTPRequestHandler):
         def do_GET(self) -> None:

@@ -1,4 +1,4 @@
-"""Whose blocks go next is asked anew after whatever may change it."""
+"""Which owner loses its blocks next is decided anew after everything that may change it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BLOCKS = 4
 
 
 class ByRank(Retention):
-    """The order of the ranks that a test gives."""
+    """A retention that orders owners by the ranks of a test."""
 
     name = "by-rank"
     three: Three
@@ -30,7 +30,7 @@ class ByRank(Retention):
 
 
 class Three:
-    """Owners of four free blocks each, which go in the order of ``ranks``; one comes late."""
+    """Owners of four free blocks each, which lose them in order of ``ranks``; one comes late."""
 
     def __init__(self) -> None:
         self.by_age = False

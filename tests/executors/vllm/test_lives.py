@@ -1,4 +1,4 @@
-"""Programs and calls that end, come back and change settings in an order that is not the usual."""
+"""Programs and calls that end, come back, or change settings in an unusual order."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ def of(program: str, **more: Any) -> dict[str, Any]:
 
 
 def accounts(scheduler: ProgramScheduler) -> tuple[int, int, int]:
-    """Residents, the blocks that they claim, and those of residents without calls."""
+    """Return the number of residents, the blocks that they claim, and those of idle residents."""
     found = scheduler.core.admission
     assert isinstance(found, WorkingSet)
     return len(found.residents), found.claimed, held(found)
 
 
 def test_settings_change_while_programs_are_away() -> None:
-    """Their records start over; none is counted in a set that it never came into."""
+    """Their records start over, and none is counted in a set that it never joined."""
     running, scheduler = engine()
     for name in "abcd":
         running.add(f"{name}1", [*COMMON, *[ord(name)] * 40], 3, of(name))
@@ -72,7 +72,7 @@ def test_a_call_that_outlives_its_program_leaves_another_of_the_same_id_alone() 
 
 
 def test_the_blocks_of_a_cancelled_program_go_first() -> None:
-    """It ended while a call of it ran: nobody comes back for what that had computed."""
+    """The program ended during one of its calls: no later call will use what that had computed."""
     running, scheduler = engine()
     running.add("p1", COMMON[:80], 3, of("P"))
     running.run()
@@ -84,7 +84,7 @@ def test_the_blocks_of_a_cancelled_program_go_first() -> None:
 
 
 def test_the_message_of_a_sessions_end_may_come_late() -> None:
-    """The next program of the session finds what the one before had computed."""
+    """The next program of the session finds what the program before it had computed."""
     running, scheduler = engine()
     running.add("a", COMMON, 3, of("turn-1", session="chat"))
     running.run()

@@ -1,4 +1,4 @@
-"""An engine whose start was given up is not left behind."""
+"""No engine is left behind if its start is given up."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from agentrt.executors.vllm import lifetime
 
 
 class Slow(VLLMEngine):
-    """Loads until it may end; what it loads is not an engine."""
+    """An engine that loads until it may end. What it loads is not a real engine."""
 
     def __init__(self) -> None:
         super().__init__(EngineOptions())

@@ -1,4 +1,4 @@
-"""Which logits processors programs may name, and what is said of the others."""
+"""Which logits processors programs may name, and which error the others give."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.engine
 
 
 class First(interface_of("V1")):  # type: ignore[misc]
-    """For model runner V1."""
+    """A processor for model runner V1."""
 
 
 class Own:
@@ -27,7 +27,7 @@ class Own:
 
 
 class Second(interface_of("V2")):  # type: ignore[misc]
-    """For model runner V2."""
+    """A processor for model runner V2."""
 
 
 def installed(**named: str) -> list[EntryPoint]:

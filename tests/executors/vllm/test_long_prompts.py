@@ -1,4 +1,4 @@
-"""Short prompts never wait for long ones, and long ones take turns by whom they are for."""
+"""Short prompts never wait for long ones, and long prompts take turns by tenant."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ WAIT_S = 60.0
 
 
 class Tokenizer:
-    """A token for each two characters."""
+    """A tokenizer that makes a token of every second character."""
 
     max_chars_per_token = 10
 
@@ -41,7 +41,7 @@ class Tokenizer:
 
 
 class Renderer:
-    """As vLLM's, with one thread; its long work waits until ``go``."""
+    """A renderer like vLLM's, with one thread. Its long work waits until ``go`` is set."""
 
     def __init__(self) -> None:
         self.model_config = SimpleNamespace(renderer_num_workers=1)
@@ -86,7 +86,7 @@ async def turns_over() -> None:
 
 
 async def test_a_short_prompt_does_not_wait_and_long_ones_take_turns() -> None:
-    """One tenant brings five long prompts, and then another brings one: it is the second."""
+    """One tenant brings five long prompts, and then another brings one, which is the third."""
     renderer = work_apart(Renderer(), MOST)
 
     async def long(who: str) -> Any:
@@ -110,7 +110,7 @@ async def test_a_short_prompt_does_not_wait_and_long_ones_take_turns() -> None:
 
 
 async def test_short_prompts_wait_for_few_before_them() -> None:
-    """The renderer's thread has several at once, and not all of one tenant's."""
+    """The renderer's thread gets only a few prompts at once, and not all of one tenant's."""
     renderer = work_apart(Renderer(), MOST)
 
     async def short(who: str) -> Any:
@@ -132,7 +132,7 @@ async def test_short_prompts_wait_for_few_before_them() -> None:
 
 
 async def test_a_chat_of_many_messages_is_read_beside_the_event_loop() -> None:
-    """Not one of images: these are loaded side by side."""
+    """A chat with images stays in the event loop: its images are loaded side by side."""
     renderer, text = work_apart(Renderer(), MOST), [{"type": "text", "text": "hi"}]
     user = {"role": "user", "content": "hi"}
     loads = {"role": "user", "content": [*text, {"type": "image_url", "image_url": {}}]}
@@ -184,7 +184,7 @@ async def test_so_many_have_the_turn_at_once_and_nobody_who_left() -> None:
 
 
 async def test_a_turn_is_as_large_as_its_work() -> None:
-    """One that is larger than what is free has it all; small ones have it together."""
+    """Work that is larger than all the room takes all of it; small pieces of work share it."""
     turns = Turns(10)
     await turns.take("a", 30)
     waiting = [asyncio.create_task(turns.take("a", size)) for size in (4, 4, 4, 4)]

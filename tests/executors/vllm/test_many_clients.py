@@ -1,6 +1,8 @@
-"""Ordinary clients that never say that they end keep the batch as full as without admission.
+"""Ordinary clients that never report the end of a program keep the batch as full as without
+admission.
 
-What is compared is the number of calls in a step, in virtual time: no clock of this machine.
+The tests compare the number of calls in a step, in virtual time, so that no clock of the machine
+matters.
 """
 
 from __future__ import annotations
@@ -43,7 +45,7 @@ BUSY = LARGE._replace(prompt=100, output=30, blocks=2000, seconds=20.0)
 
 
 def batch(load: Load, **settings: Any) -> tuple[float, int]:
-    """The mean number of calls in a step, and how many calls ended."""
+    """Return the mean number of calls in a step, and how many calls ended."""
     config = SchedulerConfig.of_policy(**settings).to_dict()
     scheduler = make_scheduler(
         ProgramScheduler, max_num_seqs=load.slots, blocks=load.blocks, settings=config
@@ -94,7 +96,7 @@ def test_short_conversations_fill_the_batch_as_without_admission(load: Load) -> 
 
 
 def test_contexts_that_do_not_fit_together_end_sooner_than_without_admission() -> None:
-    """The gain that admission is for stays: prompts of 1,500 tokens, of which twelve fit."""
+    """The gain that admission exists for remains: twelve of these prompts of 1,500 tokens fit."""
     load = Load(32, 1500, 30, slots=32, blocks=1200, step_s=0.024, token_s=2.6e-4, seconds=100.0)
     _, ended = batch(load)
     _, without = batch(load, admission="off")

@@ -1,4 +1,4 @@
-"""No grammar keeps the engine's steps: one that would is found beside them, or given up."""
+"""No grammar delays the engine's steps: one that would is computed beside them, or given up."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def room() -> torch.Tensor:
 
 
 class Clock:
-    """Seconds; each mask takes ``mask_s``."""
+    """A clock that tests set. Each mask of a grammar takes ``mask_s``."""
 
     def __init__(self) -> None:
         self.now = self.mask_s = 0.0
@@ -50,7 +50,7 @@ class Clock:
 
 
 class Grammar:
-    """One that allows the tokens 3 and 35, and ends after ``tokens``."""
+    """A grammar that allows the tokens 3 and 35, and ends after ``tokens`` tokens."""
 
     vocab_size = 40
 

@@ -1,4 +1,4 @@
-"""What a policy learned, over restarts of the engine core; and who its calls belong to."""
+"""What a policy has learned survives restarts of the engine core; other engines add to it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def ours(engine: HeadlessEngine) -> ProgramScheduler:
 
 
 def live(engine: HeadlessEngine, name: str, steps: int, type: str = "t", **more: Any) -> None:
-    """A program of one call, from its start to its end."""
+    """Run a program of one call from its start to its end."""
     nested = {"program_id": name, "program_type": type, "call_id": name, **more}
     engine.add(name, [11, 12, 13], steps, {"agentrt": nested})
     engine.run()
@@ -45,7 +45,7 @@ def live(engine: HeadlessEngine, name: str, steps: int, type: str = "t", **more:
 
 
 def expected(engine: HeadlessEngine, type: str = "t") -> float:
-    """The service that a new program is expected to need."""
+    """Return the service that a new program is expected to need."""
     scheduler = ours(engine)
     row = scheduler.table.start_program("asked", type, 0.0)
     policy = scheduler.core.policy
@@ -107,7 +107,7 @@ def test_new_settings_keep_what_was_learned(tmp_path: Path) -> None:
 
 
 def test_an_engine_beside_others_begins_with_what_a_file_says() -> None:
-    """In place of what it had learned, and continues from there."""
+    """The file replaces what the engine had learned, and the engine learns on from there."""
     first, second = engine(None), engine(None)
     for index in range(20):
         live(first, f"p{index}", 9)
@@ -119,7 +119,7 @@ def test_an_engine_beside_others_begins_with_what_a_file_says() -> None:
 
 
 def test_the_service_on_other_engines_counts() -> None:
-    """It is told what a program came to; of one that it did not serve it learns nothing."""
+    """It is told a program's totals. It learns nothing from a program that it did not serve."""
     whole, part = engine(None), engine(None)
     for index in range(20):
         name = f"p{index}"
@@ -157,7 +157,7 @@ def test_without_a_file_it_is_learned_all_the_same() -> None:
 def test_the_file_is_whole_or_the_old_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A full disk ends the writing halfway. The engine continues; the file is what it was."""
+    """A full disk ends the writing halfway. The engine continues, and the file stays as it was."""
     path = tmp_path / "history.json"
     e = engine(path)
     live(e, "p", 3)
@@ -187,7 +187,7 @@ def test_the_file_is_whole_or_the_old_one(
 
 
 def in_a_tool(e: HeadlessEngine, name: str, tool: str, seconds: float) -> None:
-    """A program whose one tool takes so long, by the scheduler's clock."""
+    """Run a program whose only tool takes ``seconds`` of the scheduler's clock."""
     scheduler = ours(e)
     nested = {"program_id": name, "program_type": "agent", "call_id": name}
     e.add(name, list(range(40)), 1, {"agentrt": nested})
@@ -199,8 +199,9 @@ def in_a_tool(e: HeadlessEngine, name: str, tool: str, seconds: float) -> None:
 
 
 def test_learned_gaps_survive_a_restart_whatever_the_policy(tmp_path: Path) -> None:
-    """1. `adaptive` fills the file. 2. `cost` adds gaps, under a policy that learns nothing.
-    3. Both are there again."""
+    """1. `adaptive` fills the file. 2. `cost` adds gaps, under a policy that learns nothing. 3.
+    Both are read again.
+    """
     path = tmp_path / "history.json"
     first = engine(path)
     live(first, "p", 9)
@@ -221,7 +222,7 @@ def test_learned_gaps_survive_a_restart_whatever_the_policy(tmp_path: Path) -> N
 
 
 def test_what_is_between_calls_is_kept_though_no_program_has_ended(tmp_path: Path) -> None:
-    """Under a bare server nobody says that a program has ended, or what it waits for."""
+    """With a bare server, no client reports that a program has ended, or what it waits for."""
     path = tmp_path / "history.json"
     e = engine(path)
     for turn in range(9):

@@ -1,7 +1,8 @@
-"""Our scheduler's outputs have all that model runner V2 reads, for hybrid models and drafts too.
+"""Our scheduler's outputs have all that model runner V2 reads, also for hybrid models and drafts.
 
-V2 needs a GPU. Here stands what it remembers from step to step, by its own rules: who was
-preempted is forgotten, who comes back comes as new, with all tokens.
+V2 needs a GPU. This module keeps what V2 remembers from step to step, by V2's own rules: a
+preempted request is forgotten, and a request that comes back comes like a new one, with all its
+tokens.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ MODELS: dict[str, tuple[Any, ...]] = {
 
 @dataclass
 class Row:
-    """A request as the runner knows it: its tokens but for those sampled since, and its blocks."""
+    """A request as the runner knows it: its tokens without those sampled since, and its blocks."""
 
     prefill: int
     computed: int
@@ -47,7 +48,7 @@ class Row:
 
 @dataclass
 class Runner:
-    """What V2 remembers. ``take`` fails where V2 would, or would compute something else."""
+    """What V2 remembers. ``take`` fails where V2 would fail, or would compute something else."""
 
     scheduler: Any
     rows: dict[str, Row] = field(default_factory=dict)
@@ -114,7 +115,7 @@ def engine(cls: Any, model: str, in_flight: int, drafts: int, **settings: Any) -
 @pytest.mark.parametrize("in_flight", [1, 2])
 @pytest.mark.parametrize("drafts", [0, 2])
 def test_fcfs_tells_the_runner_what_stock_does(drafts: int, in_flight: int, model: str) -> None:
-    """Each field of each output, over the same storm."""
+    """Each field of each output is the same, over the same storm."""
     theirs = engine(stock_scheduler(), model, in_flight, drafts)
     mine = engine(ProgramScheduler, model, in_flight, drafts, policy="fcfs", retention="lru")
     stock, ours = Runner(theirs.scheduler), Runner(mine.scheduler)
@@ -153,7 +154,7 @@ def test_the_runner_follows_whoever_is_preempted(
 
 
 def test_all_of_a_hybrid_models_context_is_found_that_its_layers_keep() -> None:
-    """Of a window the end alone is kept; the other layers have all of it."""
+    """Of a sliding window only the end is kept; the other layers keep everything."""
     made = engine(ProgramScheduler, "sliding", 1, 0)
     made.add("plain", list(range(5 * BLOCK_SIZE)), 2)
     request = made.requests["plain"]
@@ -168,7 +169,7 @@ def test_all_of_a_hybrid_models_context_is_found_that_its_layers_keep() -> None:
 
 @pytest.mark.parametrize(("model", "blocks"), [("sliding", 20), ("full", None)])
 def test_a_hybrid_models_memory_is_as_large_as_vllm_says(model: str, blocks: int | None) -> None:
-    """Its contexts hold a block of each kind, so that fewer fit than there are blocks."""
+    """A context holds blocks of every kind, so fewer contexts fit than the blocks suggest."""
     scheduler = engine(ProgramScheduler, model, 1, 0).scheduler
     assert context_blocks(scheduler) == all_blocks(scheduler), "vLLM has not said"
     scheduler.cache_config.kv_cache_size_tokens = 20 * BLOCK_SIZE + 3
@@ -177,7 +178,7 @@ def test_a_hybrid_models_memory_is_as_large_as_vllm_says(model: str, blocks: int
 
 @pytest.mark.parametrize("drafts", [0, 2])
 def test_drafts_do_not_pass_for_prompt_tokens(drafts: int) -> None:
-    """What a prompt token costs is learned from steps with prompts, with drafts as without."""
+    """A prompt token's cost is learned from steps with prompts, with drafts as well as without."""
     made = engine(ProgramScheduler, "full", 2, drafts, admission="memory")
     made.step_s = lambda work: 1.0 if work.prefill_tokens <= 2 * drafts else 5.0
     for nth in range(8):

@@ -1,4 +1,4 @@
-"""The running calls stand in order, whoever moved."""
+"""The running calls stay in order, whichever of them moves."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ROW = EngineProgram("p", "t")
 
 @dataclass(eq=False)
 class Asked:
-    """As much of vLLM's request as counts here."""
+    """The part of vLLM's request that matters here."""
 
     request_id: str
 

@@ -1,4 +1,4 @@
-"""What is done around the start of an engine's process."""
+"""What happens around the start of an engine's process."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from agentrt.executors.vllm.processes import collections_paused, in_new_thread, 
 
 
 def test_collections_go_on_after_a_pause_and_not_where_they_were_off() -> None:
-    """Two engines may start at once, and the first to be done ends the pause."""
+    """Two engines may start at once; the one that began the pause ends it."""
     with collections_paused():
         assert not gc.isenabled()
         with collections_paused():
@@ -33,7 +33,7 @@ def test_collections_go_on_after_a_pause_and_not_where_they_were_off() -> None:
 
 
 async def test_work_of_an_engine_needs_no_thread_of_the_pool() -> None:
-    """The only thread of the pool waits for what the engine's own thread does."""
+    """The only thread of the pool waits for the work that the engine does in its own thread."""
     done = threading.Event()
     loop = asyncio.get_running_loop()
     loop.set_default_executor(ThreadPoolExecutor(1))

@@ -26,7 +26,7 @@ STEP_TOKENS = 256
 
 
 class Watched(ProgramScheduler):
-    """Notes each preemption for a slot, with the outputs that the call kept from its last run."""
+    """Notes for each preemption for a slot how many outputs of the call's last run are kept."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -46,7 +46,7 @@ class Watched(ProgramScheduler):
 def engine(
     settings: dict[str, Any], *, cls: Any = Watched, slots: int = 4, blocks: int = 2000, **more: Any
 ) -> HeadlessEngine:
-    """An engine whose prompts cost a tenth of a second for each step full of their tokens."""
+    """Return an engine in which a step full of prompt tokens takes a tenth of a second longer."""
     scheduler = make_scheduler(
         cls,
         max_num_seqs=slots,
@@ -70,7 +70,7 @@ def prompt(seed: int, tokens: int) -> list[int]:
 
 
 class InVain(Watched):
-    """Notes in which steps calls were preempted for others and none began."""
+    """Notes the steps in which calls were preempted for others, but no call began."""
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
         preempted = len(self.kept)
@@ -85,7 +85,7 @@ class InVain(Watched):
 
 @pytest.mark.parametrize("blocks", [2000, 75], ids=["room", "little room"])
 def test_nothing_is_preempted_while_prompts_in_parts_take_whole_steps(blocks: int) -> None:
-    """A long prompt takes all tokens of four steps, and most of the blocks in the end."""
+    """A long prompt takes all tokens of four steps, and in the end most of the blocks."""
     settings = {"policy": "mlfq", "quanta": [0.1, 0.2, 0.4], "min_residency_steps": 0}
     made = engine(settings, cls=InVain, slots=3, blocks=blocks)
     scheduler: Any = made.scheduler
@@ -109,7 +109,9 @@ def test_nothing_is_preempted_while_prompts_in_parts_take_whole_steps(blocks: in
 @pytest.mark.parametrize("caching", [True, False], ids=["cached", "uncached"])
 @pytest.mark.parametrize("policy", POLICIES)
 def test_programs_with_long_prompts_end_though_few_fit(policy: str, caching: bool) -> None:
-    """Twelve calls whose prefill takes longer than the first quantum; four and a half fit."""
+    """The prefill of twelve calls takes longer than the first quantum, and there is memory for four
+    and a half of them.
+    """
     tokens, count = 8 * STEP_TOKENS, 12
     settings = {"policy": policy, "quanta": [0.25, 0.5, 1, 2, 4, 8]}
     blocks = int(4.5 * (tokens + 32) / BLOCK_SIZE)
@@ -128,7 +130,9 @@ def test_programs_with_long_prompts_end_though_few_fit(policy: str, caching: boo
 def test_what_a_call_loses_to_preemptions_is_bounded(
     policy: str, retention: str, admission: str
 ) -> None:
-    """Each preemption for a slot leaves a token that is kept; and all ends. Random programs."""
+    """In random programs, a call keeps at least one token of each run that a preemption for a slot
+    ends, and all calls end.
+    """
     draw = random.Random(f"{policy} {retention} {admission}")
     settings = {
         "policy": policy,
@@ -151,7 +155,9 @@ def test_what_a_call_loses_to_preemptions_is_bounded(
 
 
 def test_a_resumed_call_is_served_for_three_times_its_prefill() -> None:
-    """Without a prefix cache, a second preemption comes no sooner than that."""
+    """Without a prefix cache, a resumed call is served for its prefill and three times as long
+    before its next preemption.
+    """
     made = engine(
         {"policy": "mlfq", "quanta": [0.05, 0.05, 0.05], "min_residency_steps": 0},
         slots=1,
@@ -200,8 +206,8 @@ def test_a_stalled_step_does_not_make_a_type_long() -> None:
 
 
 def taught(settings: dict[str, Any], *, outputs: int = 3000, **more: Any) -> HeadlessEngine:
-    """Two calls of so many ``outputs`` run in both slots; programs of type u are known to be
-    short.
+    """Return an engine with two calls of so many ``outputs`` in its two slots; type u is known to
+    be short.
     """
     made = engine(settings, slots=2, **more)
     for number in range(12):
@@ -336,7 +342,7 @@ def test_a_call_whose_grammar_is_ready_preempts_as_any_other(settings: dict[str,
 def test_no_call_is_preempted_again_and_again_for_one_whose_cache_is_elsewhere(
     policy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The connector never knows what it has: the call is looked at once, and passed over then."""
+    """The connector never knows what it has: the call is asked about once, and then passed over."""
     made = every_kind(
         Watched,
         random.Random(3),
@@ -423,7 +429,7 @@ def test_programs_whose_grammars_are_compiled_keep_nobody_out(settings: dict[str
 
 
 def test_a_promoted_call_that_cannot_start_leaves_its_promotion_to_others() -> None:
-    """An adapter that does not fit holds the only place of the lane; the next oldest gets it."""
+    """Its adapter does not fit. The lane has only one place, which the next oldest call gets."""
     made = engine({"policy": "adaptive", "lane": 0.3}, slots=2)
     scheduler: Any = made.scheduler
     scheduler.lora_config = SimpleNamespace(max_loras=1)

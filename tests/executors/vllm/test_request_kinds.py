@@ -1,4 +1,4 @@
-"""Every kind of request that vLLM's scheduler takes: what stock survives cannot kill ours."""
+"""All kinds of requests that vLLM takes: what its scheduler survives does not make ours fail."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ def chunk(request_id: str, prompt: list[int], output: int, **more: Any) -> Any:
 
 
 def end(request_id: str) -> Any:
-    """What tells a streaming session that no more input comes."""
+    """Return the request that tells a streaming session that no more input comes."""
     return make_request(request_id, [0], BLOCK_SIZE, max_tokens=1)
 
 
 @pytest.mark.parametrize("in_flight", [1, 2])
 @pytest.mark.parametrize("policy", policy_names())
 def test_a_streaming_session_goes_on_with_its_next_input(policy: str, in_flight: int) -> None:
-    """1. It answers, and waits. 2. It continues. 3. With input queued early too. 4. It ends."""
+    """1. It answers, and waits. 2. New input comes, and more is queued early. 3. It ends."""
     scheduler = make_scheduler(
         ProgramScheduler, max_num_seqs=2, blocks=64, settings={"policy": policy, **EAGER}
     )
@@ -62,7 +62,7 @@ def test_a_streaming_session_goes_on_with_its_next_input(policy: str, in_flight:
 
 @pytest.mark.parametrize("policy", policy_names())
 def test_a_session_that_does_not_fit_holds_up_no_other_session(policy: str) -> None:
-    """Both hold blocks, and a single block is free. The first session's next input needs four."""
+    """Both sessions hold blocks. Too few are free for the next input of the first session."""
     scheduler = make_scheduler(
         ProgramScheduler, max_num_seqs=4, blocks=1 + 8, settings={"policy": policy}
     )
@@ -85,7 +85,7 @@ def test_a_session_that_does_not_fit_holds_up_no_other_session(policy: str) -> N
 
 @pytest.mark.parametrize("in_flight", [1, 2])
 def test_a_session_gives_way_only_while_none_of_its_output_is_in_flight(in_flight: int) -> None:
-    """vLLM would lose it if what is in flight ended its turn."""
+    """vLLM would lose the session if the output in flight ended its turn."""
     settings = {"policy": "atlas", **EAGER}
     scheduler = make_scheduler(ProgramScheduler, max_num_seqs=1, blocks=64, settings=settings)
     e = HeadlessEngine(scheduler, in_flight)
@@ -100,7 +100,7 @@ def test_a_session_gives_way_only_while_none_of_its_output_is_in_flight(in_fligh
 
 
 def test_a_session_whose_turn_ends_after_its_preemption_does_no_harm() -> None:
-    """vLLM queues it twice then, and takes both out: it can be ended, and others continue."""
+    """vLLM then queues it twice, and removes both entries: it can be ended, and others continue."""
     scheduler = make_scheduler(ProgramScheduler, max_num_seqs=2, blocks=64, settings=EAGER)
     e = HeadlessEngine(scheduler, in_flight=2)
     session = chunk("s", list(range(20)), 2)

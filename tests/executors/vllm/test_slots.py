@@ -1,4 +1,4 @@
-"""The short ways through vLLM's allocation: block for block what vLLM does without them."""
+"""The shortcuts through vLLM's allocation give exactly the blocks that vLLM gives without them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ BLOCKS = 20
 
 
 class Cache:
-    """A KV cache of vLLM's, and what some calls have of it."""
+    """A KV cache of vLLM's, and the calls that use it."""
 
     def __init__(self, *, short: bool) -> None:
         scheduler = make_scheduler(
@@ -35,7 +35,7 @@ class Cache:
         self.calls: dict[str, Any] = {}
 
     def begin(self, name: str, prompt: list[int], later: int) -> Any:
-        """Takes what is cached of the prompt, and slots for all but the last tokens of it."""
+        """Take the cached part of a prompt, and slots for all but its last ``later`` tokens."""
         call = self.calls[name] = make_request(name, prompt, BLOCK_SIZE, max_tokens=LONGEST)
         found, cached, _ = self.manager.get_computed_blocks(call)
         new = max(len(prompt) - cached - later, 1)
@@ -46,7 +46,7 @@ class Cache:
         return self.told(given)
 
     def go_on(self, name: str, tokens: int, drafts: int, kept: int, **more: Any) -> Any:
-        """Computes so many more tokens, with ``drafts`` to come; the first ``kept`` are real."""
+        """Compute so many tokens, with room for ``drafts``; only the first ``kept`` count."""
         call = self.calls[name]
         given = self.manager.allocate_slots(call, tokens, num_lookahead_tokens=drafts, **more)
         if given is not None:
@@ -60,7 +60,7 @@ class Cache:
         return self.told(None)
 
     def told(self, given: Any) -> Any:
-        """What a call was given, and all that the cache is now."""
+        """Return what a call was given, and the whole state of the cache."""
         pool, (group,) = self.manager.block_pool, self.manager.coordinator.single_type_managers
         return (
             None if given is None else given.get_block_ids(),
@@ -72,7 +72,7 @@ class Cache:
 
 
 def act(rng: random.Random, names: list[str]) -> tuple[str, tuple[Any, ...], dict[str, Any]]:
-    """What happens next, to calls of these ``names``."""
+    """Return what happens next to the calls of these ``names``."""
     if len(names) < 4 and rng.random() < 0.2:
         length = rng.randint(2, 8 * BLOCK_SIZE)
         return (
@@ -90,7 +90,7 @@ def act(rng: random.Random, names: list[str]) -> tuple[str, tuple[Any, ...], dic
 
 @pytest.mark.parametrize("seed", range(8))
 def test_calls_get_the_blocks_that_vllm_gives_them(seed: int) -> None:
-    """With drafts that are refused, prompts in pieces, and a cache that is full at times."""
+    """This holds with refused drafts, prompts in pieces, and a cache that is full at times."""
     rng = random.Random(seed)
     stock, short = Cache(short=False), Cache(short=True)
     refused = 0

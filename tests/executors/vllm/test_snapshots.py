@@ -1,4 +1,4 @@
-"""What our scheduler inside vLLM's own says of its calls to people, over real blocks.
+"""What our scheduler, inside vLLM's own, tells people about its calls, with real blocks.
 
 Times are virtual: one step is one second.
 """

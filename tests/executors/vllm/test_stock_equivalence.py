@@ -1,8 +1,7 @@
-"""With policy ``fcfs`` and retention ``lru`` our scheduler decides as vLLM's own does.
+"""With policy ``fcfs`` and retention ``lru``, our scheduler decides as vLLM's own scheduler does.
 
-Both go through the same random programs side by side, and after every act the batch with
-its order, the calls' blocks, what each block caches, and the free blocks in the order of their
-reuse are equal.
+Both go through the same random programs side by side. After every act they have the same batch in
+the same order, and the same blocks of each call, contents of each block, and order of free blocks.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ _ACTS = 30
 
 
 def pair(rng: random.Random) -> tuple[HeadlessEngine, HeadlessEngine]:
-    """vLLM's engine and ours, of one size."""
+    """Return vLLM's engine and ours, of the same size."""
     size: dict[str, Any] = {
         "max_num_seqs": rng.randint(1, 4),
         "blocks": rng.randint(6, 24),
@@ -46,7 +45,7 @@ def pair(rng: random.Random) -> tuple[HeadlessEngine, HeadlessEngine]:
 
 
 def state(engine: HeadlessEngine) -> dict[str, Any]:
-    """All that a scheduler decided, as it stands now."""
+    """Return all that a scheduler has decided, as it is now."""
     scheduler = engine.scheduler
     manager = scheduler.kv_cache_manager
     return {
@@ -67,7 +66,7 @@ def state(engine: HeadlessEngine) -> dict[str, Any]:
 
 
 def steps(storm: Storm) -> list[tuple[list[tuple[str, int]], list[str]]]:
-    """What each step held, in its order, and which calls ended in it."""
+    """Return what each step held, in its order, and which calls ended in it."""
     return [(list(step.scheduled.items()), step.finished) for step in storm.steps]
 
 

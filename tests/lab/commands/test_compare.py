@@ -95,7 +95,7 @@ def engines(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[int], 
             made.append(Engine(options, count))
             return made[-1]
 
-        monkeypatch.setattr("agentrt.executors.vllm.engine.VLLMEngine", make)
+        monkeypatch.setattr("agentrt.engines.VLLMEngine", make)
         return made
 
     return for_programs

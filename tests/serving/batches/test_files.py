@@ -89,7 +89,7 @@ async def test_tenants_see_their_own_files_only(tmp_path: Path) -> None:
                 "data": {"purpose": "batch", "expires_after[seconds]": "4000"},
                 "files": {"file": b""},
             },
-            "expires_after.anchor must be 'created_at', got None",
+            "expires_after.anchor must be 'created_at', but it is missing",
         ),
         (
             {
@@ -137,6 +137,15 @@ def test_a_folder_that_cannot_be_used_is_refused(tmp_path: Path) -> None:
     (tmp_path / "taken").write_text("mine")
     with pytest.raises(ConfigError, match="cannot store files and batches"):
         FolderStorage(tmp_path / "taken")
+
+
+@sqlite_only
+async def test_a_folder_that_cannot_be_made_is_a_fault_of_the_server(tmp_path: Path) -> None:
+    async with serve_batches(tmp_path) as server:
+        (tmp_path / "a.db.files").write_text("mine")
+        with pytest.raises(openai.InternalServerError, match="the server failed"):
+            await server.client.files.create(file=("a", b"x"), purpose="batch")
+        assert not (await server.client.files.list()).data
 
 
 @sqlite_only

@@ -18,7 +18,7 @@ async def test_a_session_has_the_first_words_of_its_first_chat() -> None:
         paths = (CHAT, COMPLETIONS, MESSAGES, RESPONSES)
         for number, path in enumerate(paths):
             for text in (f"book a train {number}", "and now?"):
-                headers = {"x-agentrt-program": f"session-{number}"}
+                headers = {"x-agentrt-run": f"session-{number}"}
                 await local.post(path, ask(path, text), headers)
         rows = (await local.client.get("/v1/runs")).json()["runs"]
         assert [row["first_words"] for row in rows] == [

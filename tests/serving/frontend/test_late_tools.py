@@ -223,9 +223,9 @@ async def test_new_tools_come_behind_those_of_earlier_requests(
             body["input" if path == RESPONSES else "messages"] = chat
             if path == MESSAGES:
                 body["max_tokens"] = 32
-            await local.post(path, body, {"x-agentrt-program": "p"})
+            await local.post(path, body, {"x-agentrt-run": "p"})
         seen = [order_in(await text_of(local, call)) for call in local.engine.calls]
-        await local.post(path, body, {"x-agentrt-program": "other"})
+        await local.post(path, body, {"x-agentrt-run": "other"})
         other = order_in(await text_of(local, local.engine.calls[-1]))
     assert seen == ["c d e", "c d e a", "d e a b", "c d e", "c d e a b"]
     assert other == "a b c d e"

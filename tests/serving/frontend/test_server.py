@@ -62,7 +62,7 @@ async def test_a_load_leaves_no_state() -> None:
             # One for each: a pool of many connections is slow.
             async with httpx.AsyncClient(base_url=local.url, verify=tls, timeout=60) as own:
                 for number, path in enumerate(APIS):
-                    said = {"x-agentrt-program": f"{name}-{number % 2}"}
+                    said = {"x-agentrt-run": f"{name}-{number % 2}"}
                     for stream in (False, True):
                         body: Any = {**ask(path, "hello"), "stream": stream}
                         answer = await own.post(path, json=body, headers=said)

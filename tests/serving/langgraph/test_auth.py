@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+import httpx
 import pytest
 from langgraph_sdk import get_client
 from langgraph_sdk.client import LangGraphClient
@@ -237,6 +238,26 @@ async def no(ctx, value):
             with pytest.raises(PermissionDeniedError, match="may not create threads"):
                 await client.threads.create()
             assert await client.threads.search() == []
+
+
+@pytest.mark.parametrize(
+    ("hook", "says"),
+    [
+        ("authenticate(): return {}", "returned a user without identity"),
+        ("authenticate(colour): return 'ann'", "has the unknown parameters colour"),
+    ],
+)
+async def test_an_authenticate_hook_that_is_wrong_is_a_fault_of_the_server(
+    tmp_path: Path, hook: str, says: str
+) -> None:
+    hooks = f"from langgraph_sdk import Auth\nauth = Auth()\n@auth.authenticate\nasync def {hook}\n"
+    auth = load_auth(a_project(tmp_path, hooks))
+    with serving(all_graphs(), tmp_path / "a.db", api_with(auth)) as it:
+        async with httpx.AsyncClient(base_url=it.url) as http:
+            for path in ("/threads/00000000-0000-4000-8000-000000000000", "/v1/questions"):
+                answer = await http.get(path)
+                assert answer.status_code == 500
+                assert says in answer.text
 
 
 def test_a_user_is_a_name_a_mapping_or_an_object() -> None:

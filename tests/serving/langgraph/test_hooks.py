@@ -196,6 +196,23 @@ def test_what_a_hook_raises(ann: Client, error: BaseException, status: int, text
         HOOKS.raises = None
 
 
+@pytest.mark.parametrize(
+    ("path", "body", "hook", "deed"),
+    [
+        ("/runs/wait", RUN, "threads.create_run", "start runs"),
+        ("/store/items/search", {}, "store.search", "search the store"),
+        ("/store/namespaces", {}, "store.list_namespaces", "list namespaces of the store"),
+        ("/threads/search", {}, "threads.search", "search threads"),
+    ],
+)
+def test_a_refusal_says_in_words_what_the_user_may_not_do(
+    ann: Client, path: str, body: Any, hook: str, deed: str
+) -> None:
+    answer = ann.ask("POST", path, body, False, hook)
+    assert answer.status_code == 403
+    assert f"ann may not {deed}" in answer.text
+
+
 def command(method: str, **params: Any) -> dict[str, Any]:
     return {"id": 1, "method": method, "params": params}
 

@@ -81,7 +81,7 @@ async def status_of(client: LangGraphClient, thread: str, run: str) -> tuple[str
     ("fault", "status", "words", "cancelled"),
     [
         ("full", 507, "disk is full; free some space", False),
-        ("read_only", 503, "does not answer: attempt to write a readonly database", True),
+        ("read_only", 503, "cannot be used now: attempt to write a readonly database", True),
     ],
 )
 async def test_an_end_waits_until_it_can_be_stored(

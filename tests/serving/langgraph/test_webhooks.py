@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import ssl
 import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -35,6 +36,7 @@ from tests.doubles.scripted import ScriptedExecutor
 from tests.serving.langgraph.graphs import TURN_S, all_graphs
 from tests.serving.langgraph.runs.test_runs import IN, a_thread, at_a_gate
 from tests.serving.langgraph.serve import Serving, serving
+from tests.serving.test_tls import made
 
 LOCAL = WebhookRules(("127.0.0.1",), headers={"x-own": "yes"})
 
@@ -42,7 +44,7 @@ LOCAL = WebhookRules(("127.0.0.1",), headers={"x-own": "yes"})
 class Listener:
     """Somebody who is told: what came, and what is answered next (200 when nothing is said)."""
 
-    def __init__(self) -> None:
+    def __init__(self, tls: ssl.SSLContext | None = None) -> None:
         self.heard: Queue[tuple[dict[str, str], dict[str, Any]]] = Queue()
         self.answers: Queue[int] = Queue()
         listener = self
@@ -63,14 +65,17 @@ class Listener:
 
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self.server.server_address[1]}/told"
+        if tls is not None:
+            self.server.socket = tls.wrap_socket(self.server.socket, server_side=True)
+            self.url = self.url.replace("http", "https")
 
     async def next(self) -> tuple[dict[str, str], dict[str, Any]]:
         return await asyncio.to_thread(self.heard.get, timeout=TURN_S)
 
 
 @contextmanager
-def a_listener() -> Iterator[Listener]:
-    listener = Listener()
+def a_listener(tls: ssl.SSLContext | None = None) -> Iterator[Listener]:
+    listener = Listener(tls)
     thread = threading.Thread(target=listener.server.serve_forever, args=(0.01,))
     thread.start()
     yield listener
@@ -154,9 +159,11 @@ async def home(
         rests.append(seconds)
 
     server = Server(runtime, (), {}, f"sqlite:{folder / 'a.db'}", webhooks=rules)
-    async with open_tenant_state(server) as state, new_client(transport) as client:
+    async with open_tenant_state(server) as state:
         hooks = state.webhooks
-        hooks._sleep, hooks._client = rest, client
+        hooks._sleep = rest
+        if transport is not None:
+            hooks._clients = {"https": new_client(transport=transport)}
         yield server, hooks, rests
         await hooks.close()
 
@@ -248,6 +255,31 @@ async def test_the_address_that_was_checked_is_called(
     assert str(request.url) == "https://93.184.216.34:8443/a?b=c"
     assert request.headers["host"] == "hooks.example:8443"
     assert request.extensions["sni_hostname"] == "hooks.example"
+
+
+async def test_servers_are_trusted_by_the_certificates_of_the_environment(
+    tmp_path: Path,
+    listening: Listener,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """1. A file that cannot be read is named, and calls over HTTP need none. 2. A file with the
+    server's certificate is enough."""
+    chain, key = tmp_path / "chain.pem", tmp_path / "key.pem"
+    made(chain, key, "-nodes")
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    tls.load_cert_chain(chain, key)
+    monkeypatch.setenv("SSL_CERT_FILE", "/nonexistent")
+    with a_listener(tls) as secure:
+        async with home(tmp_path) as (_, hooks, rests):
+            await hooks._try(secure.url, "r", b"{}")
+            assert "SSL_CERT_FILE='/nonexistent': No such file" in caplog.text
+            assert not rests
+            await hooks.post(listening.url, b"{}")
+            assert (await listening.next())[1] == {}
+            monkeypatch.setenv("SSL_CERT_FILE", str(chain))
+            await hooks.post(secure.url, b"{}")
+            assert (await secure.next())[1] == {}
 
 
 async def test_a_host_that_is_not_there_is_tried_again(tmp_path: Path) -> None:

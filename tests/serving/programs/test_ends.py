@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 import threading
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -83,3 +85,18 @@ async def test_an_error_that_is_unusual(tmp_path: Path) -> None:
     async with served(tmp_path / "j", of(code)) as local:  # and the next server knows it, too
         for number in (1, 2, 3):
             assert (await local.run(f"main-{number}"))["state"] == "failed"
+
+
+async def test_a_journal_that_cannot_be_read_is_a_fault_of_the_server(tmp_path: Path) -> None:
+    async def code(ctx: Context) -> str:
+        return "done"
+
+    def renamed(name: str, new: str) -> None:
+        with closing(sqlite3.connect(tmp_path / "j")) as writer:
+            writer.execute(f"ALTER TABLE {name} RENAME TO {new}")
+
+    async with served(tmp_path / "j", of(code)) as local:
+        renamed("agentrt_programs", "away")
+        answer = await local.client.get("/v1/programs/main/runs/main-9")
+        renamed("away", "agentrt_programs")
+        assert (answer.status_code, answer.json()["error"]["type"]) == (500, "server_error")

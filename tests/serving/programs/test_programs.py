@@ -44,7 +44,7 @@ def looks(call: Call) -> str:
 
 
 def headers(program: str, **more: str) -> dict[str, str]:
-    return {"x-agentrt-program": program, **{f"x-agentrt-{k}": v for k, v in more.items()}}
+    return {"x-agentrt-run": program, **{f"x-agentrt-{k}": v for k, v in more.items()}}
 
 
 def parents(local: LocalServer, program_id: str) -> list[tuple[int, ...]]:
@@ -216,7 +216,7 @@ async def test_a_named_program_is_in_its_tool_until_it_calls_again() -> None:
         assert row.tools == 1
         assert parents(local, row.program_id) == [(), (0,), (1,), (2,)]
         await local.client.post("/v1/client-runs")
-        said = {"x-agentrt-program": "mine", "x-agentrt-call": "1"}
+        said = {"x-agentrt-run": "mine", "x-agentrt-call": "1"}
         await local.chat("look", **{**ask, "headers": said})
         assert [row.tools for row in local.runtime.table if row.session == "mine"] == [0]
 

@@ -99,7 +99,7 @@ async def test_bodies_name_programs_and_their_ends_in_other_servers_words() -> N
 
 async def test_what_a_header_names_is_not_ended_by_a_body_of_another_session() -> None:
     async with open_server() as local:
-        said = {"x-agentrt-program": "mine", "x-agentrt-type": "planner"}
+        said = {"x-agentrt-run": "mine", "x-agentrt-type": "planner"}
         ends = context(session_id="a", session_type_id="coder", session_final=True)
         for _ in range(2):
             await local.chat("hello", headers=said, **ends)

@@ -81,7 +81,7 @@ async def test_a_client_that_disconnects_before_admission_leaves_the_queue() -> 
 async def test_an_ended_run_cancels_its_calls() -> None:
     async with open_server(kind=Held) as local:
         session = (await local.client.post("/v1/client-runs")).json()["id"]
-        said = {"x-agentrt-program": session}
+        said = {"x-agentrt-run": session}
         asking = [
             asyncio.create_task(local.client.post(CHAT, json=body(**more), headers=said))
             for more in ({}, {"stream": True})
@@ -100,7 +100,7 @@ async def test_an_ended_run_cancels_its_calls() -> None:
 
 async def test_a_call_ends_at_its_programs_deadline() -> None:
     async with open_server(kind=Held) as local:
-        said = {"x-agentrt-deadline": "0.05", "x-agentrt-program": "p"}
+        said = {"x-agentrt-deadline": "0.05", "x-agentrt-run": "p"}
         late = await local.client.post(CHAT, json=body(), headers=said)
         assert late.status_code == 408
         assert "passed its deadline" in late.json()["error"]["message"]

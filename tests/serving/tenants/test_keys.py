@@ -92,6 +92,15 @@ def test_an_invalid_key_file_is_refused(path: Path, text: str, says: str) -> Non
         KeyRing(path)
 
 
+@pytest.mark.parametrize("tenant", ["3", '{"keys": 3}', '{"keys": {}}'])
+def test_no_key_is_added_to_an_invalid_file(path: Path, tenant: str) -> None:
+    text = f'{{"tenants": {{"a": {tenant}}}}}'
+    path.write_text(text)
+    with pytest.raises(ConfigError, match="the file has the form"):
+        new_key(path, "a")
+    assert path.read_text() == text
+
+
 def test_null_is_no_limit_where_there_may_be_none(path: Path) -> None:
     names = ("concurrency", "threads", "assistants", "crons", "store_mib")
     new_key(path, "a")
@@ -138,7 +147,7 @@ async def test_a_tenant_is_its_key_and_sees_its_own_only(path: Path) -> None:
         at = f"/v1/client-runs/{session}"
         assert (await local.client.get(at, headers=as_b)).status_code == 404
         assert (await local.client.delete(at, headers=as_b)).status_code == 404
-        said = {**as_b, "x-agentrt-program": session}
+        said = {**as_b, "x-agentrt-run": session}
         assert (await call("/v1/chat/completions", json=chat, headers=said)).status_code == 200
         mine = (await local.client.get(at, headers=as_a)).json()
         assert mine["calls"] == 0  # B's call was of a program of B's, of the same name

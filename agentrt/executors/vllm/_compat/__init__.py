@@ -51,7 +51,7 @@ subclasses.
 
 Callers import names from these modules, so that their imports show which parts of vLLM they
 depend on. Functions return plain values where they can. vLLM's own classes are re-exported only
-for callers that subclass them or use them as annotations.
+for callers that subclass them, use them as annotations, or (those in `parsing`) create them.
 
 Where versions of vLLM differ, a function tries both ways, and a comment names the version of each.
 Written for vLLM 0.32.0 and 0.33.0. To support a new version:

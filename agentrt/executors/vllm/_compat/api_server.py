@@ -143,8 +143,8 @@ _UNREAD = (AttributeError, TypeError, KeyError, IndexError)
 def _wrong_type(body: Any, fields: Mapping[str, Any], error: Exception) -> dict[str, Any]:
     """Return the validation error for the field with which the check of a body fails.
 
-    ``error`` is the error that the check raised. Without the field of the wrong type, the check
-    raises no error.
+    ``error`` is the error that the check raised. The field is the first field without which the
+    check raises no such error.
     """
 
     def is_read(name: str) -> bool:

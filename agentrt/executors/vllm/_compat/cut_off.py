@@ -53,7 +53,7 @@ _HEADER = re.compile(
 
 _Base: Any = object  # stands for the parser class that is mixed in behind ours
 _MAY_CALL = re.compile("tool|call|invoke|function", re.IGNORECASE)
-"""Matches in every tool call of a parser that is built on vLLM's parser engine."""
+"""A pattern that matches in every tool call which a parser on vLLM's parser engine reads."""
 _RECENT = 32
 """How many of a prompt's last tokens are checked for the end of reasoning."""
 _LONGEST = 64
@@ -269,8 +269,8 @@ class _Alike(_Base):
         return self._without_blanks(delta, finished=finished)
 
     def _begin_stream(self, request: Any, prompt: Sequence[int] | None) -> tuple[bool, bool]:
-        """Prepare the parser for the stream of a request. Return whether its tokens are read one at
-        a time: a pair, for the tokens of the reasoning and for the tokens after it.
+        """Prepare the parser for the stream of a request. Return whether the stream's tokens are
+        read one at a time, as a pair: for the tokens of the reasoning, and for the later tokens.
         """
         if not self.is_delegating:
             return False, False

@@ -147,7 +147,7 @@ def prepare(scheduler: Any) -> None:
 
 def _start_fewer() -> None:
     """Limit the threads that the grammar library xgrammar starts for each grammar to half of the
-    machine's cores.
+    machine's cores, rounded up.
     """
     from vllm.v1.structured_output import backend_xgrammar
 

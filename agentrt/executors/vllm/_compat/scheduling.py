@@ -110,7 +110,7 @@ def offering(scheduler: Scheduler, waiting: RequestQueue) -> Iterator[None]:
 
 
 def paused(scheduler: Scheduler) -> bool:
-    """Return whether generation is paused: no request may be started or preempted."""
+    """Return whether generation is paused, so that no new request may start."""
     return bool(scheduler.pause_state != PauseState.UNPAUSED)
 
 

@@ -11,5 +11,6 @@
 - `weights`: the versions of the weights.
 - `control`: the answers to control messages of an engine's client.
 
-Modules of the package above belong to the user's process, or to both processes.
+Modules of the package above belong to the user's process or to both processes, except `compiling`,
+which belongs to the engine core.
 """

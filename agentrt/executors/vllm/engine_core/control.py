@@ -83,8 +83,8 @@ def _boundary(scheduler: Controlled, notes: Sequence[Sequence[Any]]) -> None:
     """Note that programs began or stopped waiting for tools or humans, or dropped a context.
 
     A note is (program id, kind, name). The kind is ``tool``, ``returned``, ``human``, ``answered``
-    or ``dropped``. For ``dropped``, the name is a call's id, and a fourth value may say how many of
-    the call's first tokens are kept.
+    or ``dropped``. A wait for an event has the kinds of a tool. For ``dropped``, the name is a
+    call's id, and a fourth value may say how many of the call's first tokens are kept.
     """
     now = scheduler.clock()
     scheduler.retention.at(now)
@@ -122,7 +122,9 @@ def _prepare_grammars(scheduler: Controlled, _: Any) -> None:
 
 
 def _configure(scheduler: Controlled, settings: Any) -> dict[str, Any]:
-    """Change the settings. Raises `ConfigError` if calls are unfinished."""
+    """Change the settings. Raises `ConfigError` if calls are unfinished or the settings are not
+    valid.
+    """
     if scheduler.requests:
         raise ConfigError(
             f"{len(scheduler.requests)} calls are unfinished; change the settings when these calls "
@@ -144,8 +146,9 @@ def _snapshot(scheduler: Controlled, argument: Any) -> dict[str, Any]:
     A call's ``since`` is the time when its current run or wait began (seconds on the machine's
     monotonic clock), and ``waited_s`` are the seconds of its earlier waits. ``held`` says that its
     program is not admitted, and ``loading`` that its KV cache is being loaded. ``free_slots`` is
-    the number of free slots in the batch, and ``needs_blocks`` how many KV-cache blocks the first
-    waiting call needs. ``sizes`` are the engine's sizes on which the scheduler's decisions depend.
+    the number of free slots in the batch, and ``needs_blocks`` the number of KV-cache blocks that
+    the first waiting call needs (0 if no call waits). ``sizes`` are the engine's sizes on which the
+    scheduler's decisions depend.
     """
     calls = scheduler.core.calls
     waiting = [calls[request.request_id] for request in scheduler.waiting]

@@ -284,7 +284,8 @@ class ProgramScheduler(AsyncScheduler):
                 self.core.handle(FirstToken(call, self.last_update))
 
     def _step_finished(self, output: SchedulerOutput, dispatched: float) -> None:
-        """Report the end of a step that was ``dispatched`` at that time (seconds).
+        """Report the end of a step. ``dispatched`` is the time, in seconds, at which the step was
+        sent to the model.
 
         The step's duration begins no earlier than the end of the step before it, so that the time
         of overlapping steps is not counted twice.

@@ -21,7 +21,7 @@ _BOUNDARY = "Tool loaded."
 _LOADED = "These tools can be called from now on:"
 _LATER = "defer_loading"
 _ONLY_HERE = (_LATER, "strict")
-"""Fields of a tool that are not shown to the model."""
+"""Fields of a deferred tool that are not shown to the model."""
 
 Message = dict[str, Any]
 

@@ -78,7 +78,8 @@ def tool_form(
 ) -> ToolForm | None:
     """Return the form for a request's ``tools`` and ``tool_choice``; None if no form is needed.
 
-    Raises `ValueError` if ``choice`` names a tool that the request does not have.
+    Raises `ValueError` if ``choice`` names a tool that the request does not have, or is
+    ``required`` although the request has no function.
     """
     functions = tuple(_functions(tools))
     if isinstance(choice, Mapping) and choice.get("type") == "allowed_tools":
@@ -100,8 +101,8 @@ def explained(messages: Iterable[Json], form: ToolForm | None) -> list[dict[str,
     """Return the chat with an explanation of the tools, unless ``form`` is None.
 
     If the chat begins with a system or developer message, the explanation is added to the end of
-    this message; otherwise it becomes a new system message before the chat. The returned messages
-    have only a role and content: tool calls and their results are rewritten as text.
+    this message; otherwise it becomes a new system message before the chat. In the returned
+    messages, tool calls and their results are rewritten as text.
     """
     plain = without_tools(messages)
     if form is None:
@@ -164,7 +165,7 @@ def _result(message: Json, names: Mapping[str, str]) -> Any:
 
 def _joined(contents: Sequence[Any], between: str) -> Any:
     """Join the contents of messages. The result is a text, or a list of parts if some parts are
-    images or audio.
+    not text.
     """
     parts = [part for content in contents for part in _parts(content)]
     if all(part.get("type", "text") == "text" for part in parts):

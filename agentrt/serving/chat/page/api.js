@@ -81,7 +81,7 @@ async function isBroken(response, tell) {
   }
 }
 
-const LOST = "The server does not answer. What you wrote is kept; send it again once it is back.";
+const LOST = "The server does not answer. What you wrote is kept; send it again when the server is back.";
 
 export async function send(method, path, body, { headers = {}, signal } = {}) {
   const options = { method, headers: { ...headers }, signal };
@@ -102,10 +102,10 @@ async function why(response) {
   const detail = body?.detail ?? body?.error?.message;
   const said = typeof detail === "string" ? detail : JSON.stringify(detail ?? status);
   if (status === 401 || status === 403) return `This key may not do that: ${said}.`;
-  if (status === 404) return "This conversation is not there any more. Begin a new one.";
+  if (status === 404) return "This conversation does not exist any more. Begin a new one.";
   if (status === 409) return "This conversation is busy with another run. Wait for its end, or stop it.";
-  if (status === 429) return `The server has enough to do for you now: ${said}. Try again in ${response.headers.get("Retry-After") ?? "a few"} s.`;
-  if (status === 503) return `The server takes nothing new now: ${said}. Try again soon.`;
-  if (status >= 500) return `The server failed: ${said}. Its log says more.`;
+  if (status === 429) return `The server is busy: ${said}. Try again in ${response.headers.get("Retry-After") ?? "a few"} s.`;
+  if (status === 503) return `The server cannot do this now: ${said}. Try again soon.`;
+  if (status >= 500) return `The server failed: ${said}. The server's log says more.`;
   return `The server refused this: ${said}.`;
 }

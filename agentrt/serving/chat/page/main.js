@@ -287,7 +287,7 @@ async function follow(thread, work) {
   const tell = (name, data) => {
     if (thread !== now.thread) return;
     now.lost = name === "lost";
-    // A server that was restarted runs the function again, and its events follow those of before.
+    // A restarted server runs the function again, and its new events follow the earlier events.
     const isNewAttempt = name === "metadata" && hasContent;
     hasContent = !["again", "lost", "metadata"].includes(name);
     if (name === "again" || isNewAttempt) conversation.again();
@@ -303,7 +303,7 @@ async function follow(thread, work) {
     await work(tell, isWanted);
     if (thread !== now.thread) return;
     await threads.refresh();
-    await settle(thread); // it also tells of the run's error
+    await settle(thread); // this also shows the run's error
     threads.mark(thread);
   } finally {
     if (thread === now.thread) Object.assign(now, { running: false, lost: false });
@@ -411,7 +411,7 @@ byId("key").addEventListener("submit", (event) => {
 });
 byId("graphs").addEventListener("change", guarded(async (event) => {
   const graph = now.graphs.find(({ assistant_id: id }) => id === event.target.value);
-  useGraph(graph).catch(() => null); // `open` tells of it
+  useGraph(graph).catch(() => null); // `open` shows the error
   await fresh();
 }));
 byId("skip").addEventListener("click", () => (byId("composer").hidden ? asks : composer).focus());

@@ -50,8 +50,8 @@ ENDED = (DONE, TaskState.TASK_STATE_CANCELED, _FAILED)
 
 
 def input_of(message: Message) -> dict[str, Any]:
-    """Return the input for a run: texts and files become an element of ``messages``, and the keys
-    of data parts become the other values.
+    """Return the input for a run: texts and files become a message in ``messages``, and the objects
+    of data parts give the other keys.
 
     Raises `ContentTypeNotSupportedError` for a data part that is not an object.
     """
@@ -70,8 +70,8 @@ def input_of(message: Message) -> dict[str, Any]:
 
 
 def answer_in(message: Message) -> Any:
-    """Return the answer in a message: ``resume`` in its first data part, or the whole data part if
-    it has no ``resume``, or the message's text if it has no data part.
+    """Return the answer in a message: ``resume`` in the first data part, that whole part if there
+    is no ``resume``, or the message's text if there is no data part.
     """
     for data in map(_narrowed, get_data_parts(message.parts)):
         return data["resume"] if isinstance(data, dict) and "resume" in data else data
@@ -79,9 +79,9 @@ def answer_in(message: Message) -> Any:
 
 
 def question_of(resume: Any, questions: Sequence[str]) -> str:
-    """Return the id of an open question that ``resume`` answers; ``questions`` are the ids of all
-    open questions. The run with the answer must claim this question, so that a second answer is
-    refused.
+    """Return the id of a question that ``resume`` answers; ``questions`` are the ids of all open
+    questions. The run with the answer must claim this question, so that an answer is refused if the
+    question is not open.
 
     Raises `InvalidParamsError` if several questions are open and ``resume`` does not say which
     question it answers.
@@ -178,8 +178,8 @@ def parts_of(content: Any) -> list[Part]:
 
 
 def piece_of(event: str, data: bytes) -> list[Part]:
-    """Return the parts of an agent's message that an event of the run's stream carries. The list is
-    empty if the event carries no message.
+    """Return the parts of the agent's message that an event of the run's stream carries. The list
+    is empty if the event carries no such message.
     """
     if event != "messages":
         return []
@@ -201,8 +201,8 @@ def _about(state: TaskState, values: Mapping[str, Any]) -> list[Part]:
 
 
 def _output(values: Any) -> list[Part]:
-    """Return the parts of the agent's last message, or of all values if the graph has no
-    messages.
+    """Return the parts of the agent's last message with content, or of all values if there is no
+    such message.
     """
     if isinstance(values, dict):
         for message in reversed(_listed(values)):
@@ -293,7 +293,9 @@ class KnownTasks:
                 raise
             raise TaskNotFoundError(f"task {key[:100]!r} not found") from error
         if row.assistant_id != assistant:
-            raise TaskNotFoundError(f"task {key[:100]!r} belongs to another assistant")
+            raise TaskNotFoundError(
+                f"task {key[:100]!r} belongs to another assistant; use that assistant's address"
+            )
         key, about = f"{thread}:{run}", {"a2a": {"task_id": f"{thread}:{run}"}}
         if (later := await self._state.runs.last_about(str(thread), about)) is not None:
             row = await self._state.runs.get(caller.tenant, thread, UUID(later))

@@ -55,9 +55,9 @@ class AgentRoutes(Routes):
     async def request(self, assistant_id: str, request: Request) -> Response:
         """Handle a JSON-RPC request.
 
-        If the answer to a message takes long, the response begins early, and a newline every few
-        seconds keeps the connection open: JSON may begin with newlines. All responses have status
-        200, errors too.
+        If the answer to a message or a cancellation takes long, the response begins early, and a
+        newline every few seconds keeps the connection open: JSON may begin with newlines. All
+        answers have status 200, errors too.
         """
         dispatcher = await self._dispatcher()
         interval_s = self._state.server.keep_alive_s

@@ -1,8 +1,8 @@
 """The tasks of the Agent2Agent protocol (A2A). A message starts a run in a thread, which is the
 message's context.
 
-A task is a run, together with the runs that answer its questions. The SDK parses requests and
-formats responses, in versions 0.3 and 1.0 of the protocol.
+A task is a run, together with the runs of later messages to the task, such as answers to its
+questions. The SDK parses requests and formats responses, in versions 0.3 and 1.0 of the protocol.
 """
 
 from __future__ import annotations

@@ -88,7 +88,8 @@ def graph_configs(text: str | None) -> dict[str, Object]:
 
 
 def context_for(graph: Graph, context: Mapping[str, Any] | None) -> Any:
-    """Return a run's context with only the keys that the context schema of ``graph`` has.
+    """Return a run's context with only the keys that the context schema of ``graph`` has, or with
+    all keys if the graph has no schema.
 
     An empty context becomes None, unless the schema is a Pydantic model or a dataclass, of which
     LangGraph must create an instance with the default values.
@@ -144,8 +145,8 @@ def run_config(record: RunRecord) -> RunnableConfig:
 
 
 def run_access(record: RunRecord, purpose: Purpose = "threads.create_run") -> Access:
-    """Return the arguments for a factory that makes the graph of a run, or the graph to read the
-    run's thread.
+    """Return the arguments for a factory that makes a graph for a run or, with another ``purpose``,
+    for reading the run's thread.
     """
     caller = Requester.of_config(record.tenant, record.kwargs.get("user"), None)
     context = dict(record.kwargs.get("context") or {})

@@ -29,7 +29,7 @@ from langgraph.func import entrypoint, task
 from langgraph.types import Interrupt, interrupt
 from pydantic import create_model
 
-from agentrt.errors import AgentrtError, InterruptExpiredError, ProgramLoadError
+from agentrt.errors import AgentrtError, InterruptExpiredError, ProgramLoadError, text_of
 from agentrt.executors.chat_api import Answer, Request
 from agentrt.integrations.langchain.replies import ChunkMaker
 from agentrt.integrations.langgraph.graphs import Access, Factory, Graph, is_factory, open_graph
@@ -323,7 +323,7 @@ async def made(name: str, served: ServedGraph, stack: AsyncExitStack, access: Ac
     except Exception as error:
         raise ProgramLoadError(
             f"{served.source}: the function that makes {name!r} raised "
-            f"{type(error).__name__}: {error}"
+            f"{type(error).__name__}: {text_of(error)}"
         ) from error
 
 

@@ -100,7 +100,10 @@ class Assistants(Routes):
         except IntegrityError:
             existing = await self._first(caller.tenant, str(key), only)
             if body.if_exists == "raise" or existing is None:
-                raise conflict(f"assistant {key} exists already") from None
+                raise conflict(
+                    f"assistant {key} exists already; use another assistant_id, or set if_exists "
+                    "to do_nothing"
+                ) from None
             return JSON(existing)
         return JSON(await self.find(caller.tenant, str(key)))
 
@@ -162,8 +165,8 @@ class Assistants(Routes):
     async def delete(
         self, assistant_id: UUID, caller: CallerDep, delete_threads: bool = False
     ) -> Response:
-        """Delete an assistant with its versions and crons. With ``delete_threads``, also delete
-        those of its threads that the caller may delete.
+        """Delete an assistant with its versions and crons. With ``delete_threads``, also delete the
+        assistant's threads, except threads that the caller may not delete.
         """
         only = await caller.authorize("assistants", "delete", {"assistant_id": assistant_id})
         tenant, key = caller.tenant, str(assistant_id)
@@ -202,8 +205,8 @@ class Assistants(Routes):
             return JSON({"graph_id": name, **self._graphs.schemas(name, graph)})
 
     async def inputs(self, caller: Requester, name: str) -> list[str]:
-        """Return the names of the input fields of an assistant's graph. Raises the same errors as
-        `runnable`.
+        """Return the names of the input fields of an assistant's graph. Raises the errors of
+        `runnable` and `Graphs.opened`.
         """
         async with self._graph_of(caller, await self.runnable(caller, name)) as (_, graph):
             schema = input_schema_of(graph) or {}
@@ -291,7 +294,7 @@ class Assistants(Routes):
 
         Everybody may run default assistants, as on LangGraph's own server. For all other
         assistants, hooks decide whether the caller may read them. Raises 403 if a hook refuses, and
-        404 if there is no such assistant.
+        404 and 422 as `find` does.
         """
         if self._id_of(name) in map(default_assistant, self._graphs.names()):
             return await self.find(caller.tenant, name)
@@ -446,9 +449,9 @@ def changed_settings(
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the config and the context of a changed assistant.
 
-    A new config replaces the old config. If the new config has a ``configurable``, it replaces
-    the old context. A new context replaces the old context and the old config's ``configurable``.
-    Then `in_both` adds the keys of each to the other.
+    A new config replaces the old config, and its ``configurable``, if it has any, the old context.
+    A new context replaces the old context and the old config's ``configurable``. Then `in_both`
+    adds the keys of each to the other.
     """
     config, context = old["config"], old["context"]
     if body.config is not None:

@@ -32,6 +32,15 @@ from agentrt.serving.middleware import tenant_of
 
 _FORM = '{"path": "./auth.py:auth"}'
 _KEYS = {"path", "disable_studio_auth"}
+_DEEDS = {
+    "threads.create_run": "start runs",
+    "store.put": "write items of the store",
+    "store.get": "read items of the store",
+    "store.delete": "delete items of the store",
+    "store.search": "search the store",
+    "store.list_namespaces": "list namespaces of the store",
+}
+"""What a request does, by the hook's name, where the hook's name does not say it in plain words."""
 _log = logging.getLogger(__name__)
 
 
@@ -128,6 +137,8 @@ class Requester:
         if hook is None:
             return None
         user: Any = self.user or User("anonymous")
+        deed = _DEEDS.get(f"{resource}.{action}", f"{action} {resource}")
+        refusal = f"{user.identity} may not {deed}"
         context = AuthContext(
             permissions=user.permissions,
             user=user,
@@ -137,12 +148,11 @@ class Requester:
         try:
             verdict = await _call(hook, ctx=context, value=value)
         except AssertionError as error:  # LangGraph's documentation refuses by ``assert``
-            refused = str(error) or f"{user.identity} may not {action} {resource}"
-            raise HTTPException(403, refused) from error
+            raise HTTPException(403, str(error) or refusal) from error
         except ValueError as error:
             raise HTTPException(400, str(error)) from error
         if verdict is False:
-            raise HTTPException(403, f"{user.identity} may not {action} {resource}")
+            raise HTTPException(403, refusal)
         try:
             return parse_filter(verdict)
         except FilterError as error:
@@ -178,7 +188,7 @@ def authenticate(auth: Auth | None) -> Callable[[Request], Awaitable[None]]:
     """Return a FastAPI dependency that calls the authenticate hook and sets
     ``request.state.caller``.
 
-    The dependency raises the hook's errors.
+    The dependency raises the errors of `caller_of`.
     """
 
     async def dependency(request: Request) -> None:
@@ -189,10 +199,16 @@ def authenticate(auth: Auth | None) -> Callable[[Request], Awaitable[None]]:
 
 
 async def caller_of(request: Request, auth: Auth | None, tenant: str) -> Requester:
-    """Return the caller of a request of ``tenant``. Raises the errors of the authenticate hook."""
+    """Return the caller of a request of ``tenant``. Raises the errors of the authenticate hook, and
+    500 for a hook with unknown parameters or whose result is not a user.
+    """
     user, hook = None, authenticate_hook(auth)
     if hook is not None:
-        user = User(await _call(hook, **_arguments(hook, await _facts(request))))
+        try:
+            user = User(await _call(hook, **_arguments(hook, await _facts(request))))
+        except ConfigError as error:
+            _log.error("%s", error)
+            raise HTTPException(500, str(error)) from error
     return Requester(tenant, user, auth)
 
 

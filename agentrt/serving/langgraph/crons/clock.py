@@ -35,7 +35,7 @@ _log = logging.getLogger(__name__)
 
 
 class CronClock:
-    """Starts the runs of crons that are due. It is a background task of the server."""
+    """Starts the runs of crons that are due. A background task of the server calls `look`."""
 
     def __init__(
         self, crons: Crons, database: Database, starts: StartRoutes, auth: Auth | None
@@ -105,10 +105,10 @@ class CronClock:
 
 def _claim(row: sa.Row[Any], now: float) -> sa.Update:
     """Return the update that sets a cron's next time, which is NULL if the schedule has no later
-    time. The update changes no row if another server has set the next time already.
+    time. The update changes no row if the cron was changed or deleted since ``row`` was read.
     """
     following = None
-    with suppress(ValueError, ZoneInfoNotFoundError):  # the schedule has no later time
+    with suppress(ValueError, ZoneInfoNotFoundError):  # no later time, or an unknown time zone
         following = next_time(row.schedule, row.timezone, now, row.end_time)
     c = crons.c
     this = (c.cron_id == row.cron_id, c.enabled, c.next_run_date == row.next_run_date)

@@ -39,8 +39,10 @@ def next_time(
 
     If the change to winter time repeats a time of day, the schedule is due only at the first
     occurrence. If the change to summer time skips a time of day, the schedule is due right after
-    the change. A schedule with every hour (``*``) is due in each hour that passes. Raises
-    `ValueError` for an invalid cron expression, and for an expression that is never due.
+    the change. A schedule with every hour (``*``) is due in each hour that passes.
+
+    Raises `ValueError` for an invalid cron expression, and for an expression that is never due.
+    Raises `ZoneInfoNotFoundError` for an unknown time zone.
     """
     zone = ZoneInfo(timezone or "UTC")
     times = croniter(schedule, datetime.fromtimestamp(after, zone))
@@ -65,7 +67,7 @@ def _zoned(time: datetime | None) -> datetime | None:
     if time is None:
         return None
     zoned = time if time.tzinfo is not None else time.replace(tzinfo=UTC)
-    datetime.fromtimestamp(zoned.timestamp(), UTC)  # raises for a time after the year 9999 in UTC
+    datetime.fromtimestamp(zoned.timestamp(), UTC)  # raises outside the years 1 to 9999 in UTC
     return zoned
 
 
@@ -300,7 +302,7 @@ class Crons(Routes):
         value: dict[str, Any] = {"assistant_id": assistant, "thread_id": thread}
         value |= {"limit": limit, "offset": offset, "metadata": dict(body.metadata or {})}
         only = await caller.authorize("crons", "search", value)
-        # Of the crons of threads, a user sees those whose threads the user sees.
+        # A user sees the crons of a thread only if the user sees the thread.
         of_thread = await caller.authorize("threads", "search", {"metadata": {}})
         if assistant is not None:
             row = await self._state.assistants.find(caller.tenant, assistant)

@@ -1,8 +1,8 @@
 """Connections of aiosqlite that use a thread only for slow statements, and a writing connection
 whose transactions share commits.
 
-They override private methods of aiosqlite.
-``tests/serving/langgraph/database/test_sqlite_connections.py`` fails when these methods disappear.
+This module uses private parts of aiosqlite.
+``tests/serving/langgraph/database/test_sqlite_connections.py`` fails when these parts disappear.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _CHUNK = 64
 """Number of rows that a cursor fetches at once."""
 _SAVEPOINT = "agentrt_turn"
 _LARGEST_DIRECT = 64 * 2**10
-"""Maximum size of a statement's values, in bytes, for execution in the event loop's thread."""
+"""Maximum size of a statement's values (`_size`) for execution in the event loop's thread."""
 _UNDONE = "the transaction was undone because another transaction of its group failed"
 
 
@@ -81,7 +81,7 @@ class CommitGroup:
 
 
 class CommitGroups:
-    """The only connection by which a process writes to an SQLite file.
+    """The connection for all writes to our tables and to checkpoints in an SQLite file.
 
     Transactions take turns, each in a savepoint. Transactions that arrive while others are being
     committed form the next group, which has a single commit and so waits for the disk once. A
@@ -90,8 +90,8 @@ class CommitGroups:
     everything that is not committed, for example because the disk is full, all transactions of the
     group get the error.
 
-    ``prepare`` is called with each new connection. ``timeout`` is how many seconds to wait for
-    another process's write.
+    ``prepare`` is called with each new connection. ``timeout`` is how many seconds to wait for the
+    write of another connection, such as the connection of LangGraph's store.
     """
 
     def __init__(
@@ -177,8 +177,8 @@ class CommitGroups:
         return undone
 
     def note(self, error: Exception) -> None:
-        """Remember an error that made SQLite undo the whole group of transactions, and not only the
-        statement that failed.
+        """Remember ``error`` if it made SQLite undo the whole group of transactions, and not only
+        the statement that failed.
         """
         if not self._raw.in_transaction:
             self._error = error
@@ -310,7 +310,7 @@ class WritingConnection:
 
 class TransactionTurns:
     """A replacement for the lock of LangGraph's checkpointer. Each ``with`` block is a transaction
-    of ``connection``, which is stored at the block's end, or undone if the block raises.
+    of ``connection``. The transaction is stored at the block's end, or undone if the block raises.
     """
 
     def __init__(self, connection: WritingConnection) -> None:

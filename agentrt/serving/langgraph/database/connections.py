@@ -34,7 +34,9 @@ from agentrt.serving.langgraph.outages import READ_S, READER, Deadline, first_li
 from agentrt.steady import KEEP_S, ClockReading, MachineClocks, SteadyClock
 
 READS, _WRITES = 4, 8
-"""Number of connections for reads, and for writes to PostgreSQL. SQLite has a single writer."""
+"""Number of connections for reads, and for writes to PostgreSQL. In SQLite, all these writes share
+one connection (`CommitGroups`).
+"""
 _FORMS = "use sqlite:FILE or postgresql://USER@HOST/NAME"
 _DEADLINE = "agentrt_deadline"
 _CLOCK = "clock"
@@ -57,8 +59,8 @@ TIMEOUTS = {
     "keepalives_count": 3,
     "tcp_user_timeout": 30_000,
 }
-"""How long connections to PostgreSQL wait for a silent host: options of libpq, in seconds and, for
-``tcp_user_timeout``, in milliseconds.
+"""How long connections to PostgreSQL wait for a silent host: options of libpq. ``keepalives_count``
+is a number, ``tcp_user_timeout`` is in milliseconds, and the others are in seconds.
 """
 
 
@@ -71,7 +73,7 @@ class Address:
     file: Path | None
     url: str
     writer: CommitGroups | None = field(default=None, compare=False, repr=False)
-    """The only connection that writes to the SQLite file; None for PostgreSQL."""
+    """The connection for writes to our tables and to checkpoints in SQLite; None for PostgreSQL."""
 
     @classmethod
     def parse(cls, option: str) -> Address:
@@ -311,8 +313,8 @@ class Database:
     ) -> tuple[Sequence[sa.Row[Any]], dict[str, str]]:
         """Return a page of rows, and headers for the response.
 
-        ``page`` is the body of a search; rows that are equal in its order are ordered by the column
-        ``key``. The rows have these ``columns``; None means all columns. The header
+        ``page`` is the body of a search. Rows that are equal in the search's order are ordered by
+        the column ``key``. The rows have these ``columns``; None means all columns. The header
         ``X-Pagination-Next`` is the offset of the next page, if there is one.
         ``X-Pagination-Total`` is the number of rows up to the end of this page, plus 1 if there is
         a next page.

@@ -11,7 +11,7 @@ for other items.
 
 PostgreSQL has operators that compare JSON. SQLite has no such operators, so it would call a Python
 function for each row. The conditions at the end of this module use SQLite's own functions instead
-of Python, for values that these functions compare in the same way: texts, integers, true, false,
+of Python, for values that these functions compare as Python does: texts, integers, true, false,
 null, and objects of such values. Before SQLite parses a row's JSON, the conditions check whether
 the row's text can contain the value at all.
 """
@@ -153,8 +153,8 @@ def visible(column: Any, only: Filter | None) -> list[sa.ColumnElement[bool]]:
 
 
 def stamped(metadata: Mapping[str, Any], only: Filter | None, identity: str) -> dict[str, Any]:
-    """Return the metadata of a new item, with the values that it needs so that the user
-    ``identity`` may see it.
+    """Return the metadata of a new item. If the filter ``only`` would hide the item, the result
+    also has the values that the filter implies for the user ``identity``.
     """
     if only is None or only.allows(metadata):
         return dict(metadata)
@@ -340,7 +340,7 @@ def _in_sqlite(column: str | None, only: Filter, check: Callable[[], None]) -> b
 _PLAIN_KEY = re.compile(r"[ !#-\[\]-~]+")
 """Keys that every version of SQLite accepts in a path, and that JSON writes without escapes."""
 _PLAIN_TEXT = re.compile(r"[ !#-\[\]-~]{1,200}")
-"""Texts that every JSON encoder writes without escapes."""
+"""Texts of at most 200 characters that every JSON encoder writes without escapes."""
 _WILDCARD = re.compile(r"[*?\[]")
 """The characters with a special meaning in SQLite's GLOB."""
 _EXACT = range(-(10**15), 10**15)
@@ -399,7 +399,7 @@ def same_in_sqlite(
     column: Any, path: Sequence[str], value: Any
 ) -> tuple[list[sa.ColumnElement[bool]], bool]:
     """Return conditions that select the rows with ``value`` at ``path`` in the JSON of ``column``,
-    and whether the conditions are exact. Conditions that are not exact also select other rows.
+    and whether the conditions are exact. Conditions that are not exact may select further rows.
 
     SQLite evaluates the conditions without calling Python. Other databases ignore these conditions.
     An object in the column matches if it has all keys of ``value`` with the same values; it may
@@ -417,7 +417,7 @@ def same_in_sqlite(
 def likely(column: Any, text: Any) -> list[sa.ColumnElement[bool]]:
     """Return a list with the condition that the JSON in ``column`` may contain ``text``.
 
-    The list is empty if ``text`` is not a text, or if JSON may write the text with escapes.
+    The list is empty if ``text`` is not a text of the form `_PLAIN_TEXT`.
     """
     if not isinstance(text, str) or _PLAIN_TEXT.fullmatch(text) is None:
         return []
@@ -441,7 +441,7 @@ def _leaves(path: Sequence[str], value: Any) -> Iterator[tuple[Sequence[str], An
 def _leaf(
     column: Any, path: Sequence[str], value: Any
 ) -> tuple[list[sa.ColumnElement[bool]], bool]:
-    """Return the conditions for a value without nested objects, and whether the conditions are
+    """Return the conditions for a value that `_leaves` yields, and whether the conditions are
     exact, as in `same_in_sqlite`.
     """
     if not path or any(_PLAIN_KEY.fullmatch(key) is None for key in path):

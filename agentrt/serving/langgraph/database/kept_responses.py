@@ -1,8 +1,8 @@
 """Stored responses of the Responses API, so that chats can continue after a restart.
 
 A row has the items that its response added to the chat, and the id of the previous response. A row
-is deleted when it is old, or when its tenant has too many rows, but not while a newer response
-continues its chat.
+is deleted when it is old, or when the tenant's rows are too many or too large, but not while a
+newer response continues its chat.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from agentrt.serving.langgraph.database.tables import response_items, responses
 from agentrt.serving.langgraph.outages import first_line
 
 _MOST_DELETED = 16
-"""Maximum number of expired responses that one save deletes, and of responses that it deletes
-because the tenant has too many.
+"""Maximum number of expired responses that one save deletes, and of responses that the save deletes
+because the tenant's responses are too many or too large.
 """
 _MOST_ITEMS = 1000
 """Maximum number of items of a response whose ids are stored."""
@@ -76,8 +76,8 @@ class KeptResponses:
             )
 
     async def load(self, tenant: str, response_id: str) -> tuple[Finished, Sequence[Any]] | None:
-        """Return a tenant's response and all items of its chat; None if the response is not stored
-        or is too old, or if an earlier response of its chat is missing.
+        """Return a tenant's response and all items of its chat; None if the response is not stored,
+        was deleted or is too old, or if an earlier response of its chat is missing.
 
         Raises `ApiError` if the database cannot be read.
         """
@@ -213,7 +213,8 @@ def _item_rows(tenant: str, finished: Finished) -> list[dict[str, Any]]:
 
 
 async def _make_room(connection: AsyncConnection, tenant: str, new: str, now: float) -> None:
-    """Delete the tenant's expired responses, and its oldest responses while it has too many.
+    """Delete the tenant's expired responses, and its oldest responses while the tenant's responses
+    are too many or too large.
 
     Deletes at most `_MOST_DELETED` responses of each kind, and neither the response ``new`` nor a
     response that a later response continues.

@@ -97,9 +97,9 @@ class NewRun:
 
     ``make_thread`` creates ``thread`` if it does not exist. ``inherited`` is the metadata of the
     assistant, and ``body_config`` the config of the request's body. ``answers`` is the id of an
-    interrupt that the run answers, and that must be open. ``claim`` is an update in the same
-    transaction: if it changes no row, the run is not created. ``user`` is the id of the user who
-    starts the run.
+    interrupt that the run answers, and that must be open. ``claim`` is an update in the transaction
+    that creates the run: if it changes no row, the run is not created. ``user`` is the id of the
+    user who starts the run.
     """
 
     thread: UUID | None
@@ -147,7 +147,8 @@ _STORED = sa.select(runs).where(runs.c.run_id == sa.bindparam(_KEY))
 
 
 class Runs:
-    """The runs of all tenants; every method that serves a client takes the tenant.
+    """The runs of all tenants. Before a method that takes no tenant is called for a client, the
+    client's access to the thread must be checked.
 
     ``asks`` is called when a new run enters a thread with open questions.
     """
@@ -163,9 +164,9 @@ class Runs:
         """Insert a pending run, and return its row and the ids of the thread's other active runs.
 
         Raises 404 if the thread does not exist or the filter ``only`` hides it, and 403 if ``only``
-        would hide the thread that the run creates. Raises 409 if the thread has an active run and
-        the strategy is ``reject``, if the interrupt was answered already, or if another server has
-        started the run already. Raises 507 if the tenant has reached its limit of threads.
+        would hide the thread that `NewRun.make_thread` creates. Raises 409 if the thread has an
+        active run and the strategy is ``reject``, if the interrupt was answered already, or if the
+        claim changes no row. Raises 507 if the tenant has reached its limit of threads.
         """
         thread, run_id, now = new.thread or uuid4(), str(new.run_id), time.time()
         row = {
@@ -195,7 +196,7 @@ class Runs:
                     "another multitask_strategy"
                 )
             if new.claim is not None and not (await connection.execute(new.claim)).rowcount:
-                raise conflict("another server has started this run already")
+                raise conflict("the cron of this run was changed or deleted meanwhile")
             await connection.execute(_INSERT, row)
             stored = (await connection.execute(_STORED, {_KEY: run_id})).one()
         if by_task:
@@ -206,8 +207,8 @@ class Runs:
         self, connection: AsyncConnection, thread: UUID, new: NewRun, only: Filter | None
     ) -> sa.Row[Any]:
         """Create the run's thread if the run wants that, set the thread's status to busy, and
-        return the thread's previous row. A new thread gets metadata that pass the filter ``only``,
-        because the user will request the thread later.
+        return the thread's previous row. A new thread gets the metadata that the filter ``only``
+        implies (`stamped`), because the user will request the thread later.
         """
         tenant, metadata = new.columns["tenant"], stamped(new.columns["metadata"], only, new.user)
         quotas = self._quotas

@@ -1,4 +1,4 @@
-"""All data that outlives the server: our tables, and LangGraph's checkpointer and store."""
+"""The stored data of the LangGraph API: our tables, and LangGraph's checkpointer and store."""
 
 from __future__ import annotations
 

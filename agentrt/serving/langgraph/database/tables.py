@@ -1,9 +1,9 @@
 """The tables of the LangGraph API, and conditions on the contents of their JSON columns.
 
 The same database has the tables of LangGraph's own checkpointer and store. Times are times of day,
-in seconds since 1970, except where a comment names the database's clock. Columns that clients
-search have the type JSON. JSON that is only returned is stored as text, which may hold values that
-a database's JSON type refuses.
+in seconds since 1970, except where a comment names the database's clock. JSON that clients search
+is in columns of the type JSON. JSON that is only returned is stored as text, which may hold values
+that a database's JSON type refuses.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The rows of threads. A thread outlives its runs; it stays without limit, or for a lifetime. The
+"""The rows of threads. A thread outlives its runs, and stays for its lifetime or without limit. The
 states of threads are LangGraph's checkpoints.
 """
 
@@ -42,7 +42,8 @@ def thread_json(row: sa.Row[Any]) -> dict[str, Any]:
 
 
 class Threads:
-    """The threads of all tenants; every method that serves a client takes the tenant.
+    """The threads of all tenants. Before a method that takes no tenant is called for a client, the
+    client's access to the thread must be checked.
 
     ``asks`` is called when the open questions of a thread change. Their deadlines are noted in
     ``deadlines``.
@@ -190,7 +191,7 @@ async def new_thread(
     temporary: bool = False,
 ) -> sa.Row[Any]:
     """Insert a new thread with the lifetime ``ttl``, and return its row. If ``ttl`` is None, the
-    server's default lifetime applies.
+    server's default lifetime applies. A ``temporary`` thread gets no lifetime.
 
     Raises `IntegrityError` if the id is taken, and 507 if the tenant has reached its limit of
     threads.

@@ -39,8 +39,8 @@ _ABSENT = {
 }
 _MOST_RUNS = 1000
 _Done = tuple[Object, int]
-"""The result of a command, and the number of the thread's last event before the command. The number
-is 0 for a command that starts no run.
+"""The result of a command, and the number in the thread after which the events of the command's run
+begin. The number is 0 for a command that starts no run.
 """
 
 
@@ -153,7 +153,10 @@ class ProtocolCommands:
 
     async def _carry_out(self, caller: Requester, thread: UUID, method: str, params: Any) -> _Done:
         if method in _ABSENT:
-            raise _ProtocolError("not_supported", f"the command {method} is not supported here")
+            raise _ProtocolError(
+                "not_supported",
+                f"the command {method} is not supported here; use {', '.join(self._commands)}",
+            )
         if method not in self._commands:
             raise _ProtocolError(
                 "unknown_command", f"unknown command {method}; use {', '.join(self._commands)}"

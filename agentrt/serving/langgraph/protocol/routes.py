@@ -53,9 +53,10 @@ with only the channels `_WATCHED`.
 
 LangGraph's Python client ends its iterators of values when a question comes, even if values are
 still on their way. Because of the delay, these values arrive first. After a question, the client
-does not notice the next question before a run has completed. It also takes the first end of a run
-that it receives for the end of the run that it starts. So if the client starts a run while it
-connects, the end of the earlier run, and questions that have been answered by then, are not sent.
+does not notice the next question before a run has completed. The client also mistakes the first end
+of a run that it receives for the end of the run that it starts. So if the client starts a run while
+it connects, the end of the earlier run, and questions that have been answered by then, are not
+sent.
 """
 
 
@@ -161,9 +162,9 @@ class ProtocolRoutes(Routes):
     ) -> AsyncIterator[ThreadEvent | None]:
         """Yield the events of the runs that have begun, and add the runs' ids to ``done``.
 
-        If a run's stream has been deleted, yield only the events of its questions that are still
-        open. A client that ``watches`` for questions gets no answered questions. If it also reads
-        from the beginning (``since`` is 0), it does not get the ends of runs before the last run.
+        If a run's stream has been deleted, yield only the run's events in `_waiting`. A client that
+        ``watches`` for questions gets no answered questions. If it also reads from the beginning
+        (``since`` is 0), it does not get the ends of runs before the last run.
         """
         number, after = place_of(since)
         oldest = time.time() - REPLAY_S  # the events of runs that ended earlier are deleted

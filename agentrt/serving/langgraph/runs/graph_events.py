@@ -64,8 +64,8 @@ _TRANSFORMERS: tuple[Any, ...] = (
 
 
 class ProtocolAdapter:
-    """Runs a graph and makes events of the streaming protocol. ``result`` is the last of the
-    graph's values.
+    """Runs a graph and makes events of the streaming protocol. ``result`` has the values that the
+    graph sent last.
     """
 
     def __init__(self, graph_id: str) -> None:
@@ -98,7 +98,7 @@ class ProtocolAdapter:
 
     def end(self, status: str, fault: Mapping[str, str] | None) -> list[Part]:
         """Return the events of the questions that the graph asks, and of the end of the root graph.
-        If the run failed, return only the latter.
+        If the run failed, return only the event of the end.
 
         These events are sent after the run's end is stored, because a client may answer a question
         at once. ``status`` is the thread's status, and ``fault`` the run's error, if it failed.
@@ -253,7 +253,7 @@ def _event(
 
 
 class Tree:
-    """The tree of the graphs of a run, built from lifecycle events. ``root`` is the root graph as
+    """The tree of a run's graphs, built from lifecycle events. ``root`` is the root graph as
     JSON.
     """
 
@@ -354,8 +354,8 @@ forgotten, and its next chunk begins a new message.
 
 
 class StreamAdapter:
-    """Runs a graph and makes events in stream modes. ``result`` is the last of the
-    graph's values.
+    """Runs a graph and makes events in stream modes. ``result`` has the values that the graph sent
+    last.
     """
 
     def __init__(self, modes: Sequence[str], *, subgraphs: bool) -> None:
@@ -366,9 +366,7 @@ class StreamAdapter:
         self._interrupts: dict[str, Any] = {}
 
     def _langgraph_modes(self) -> list[str]:
-        """Return LangGraph's names of the modes without ``events``, and always the mode
-        ``values``.
-        """
+        """Return LangGraph's names of the modes, without ``events`` and always with ``values``."""
         names = {"messages" if mode == "messages-tuple" else mode for mode in self._modes}
         return sorted((names | {"values"}) - {"events"})
 

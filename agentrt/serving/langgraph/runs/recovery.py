@@ -51,7 +51,7 @@ async def origin_of(storage: Storage, record: RunRecord) -> Origin:
     At the first start, the origin is read from the thread. At later starts, it is the origin that
     was stored at the first start. The origin has the pending writes that the run can change: the
     writes of the thread's latest checkpoint and, for a run that answers questions, the writes of
-    the checkpoints from which the request says that the run starts. Any other run from an earlier
+    the checkpoints that the request names as the run's start. Any other run from an earlier
     checkpoint begins with a new checkpoint, and changes no earlier writes.
     """
     if record.origin is not None:

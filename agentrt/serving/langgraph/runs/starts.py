@@ -134,7 +134,7 @@ class StartRoutes(Routes):
     ) -> Mapping[str, Any]:
         """Check the body of a run, and return the run's assistant. Raises as `start` does."""
         if self._state.server.draining:
-            raise later(503, "the server is shutting down and accepts no new runs")
+            raise later(503, "the server is shutting down and accepts no new runs; try again later")
         assistant = await self._state.assistants.runnable(caller, body.assistant_id)
         _check_thread(body, thread)
         _check_command(body, thread)
@@ -161,7 +161,8 @@ class StartRoutes(Routes):
                 unknown = [] if nodes is None or nodes == "*" else set(nodes) - set(graph.nodes)
                 if unknown:
                     names = ", ".join(map(repr, sorted(unknown)))
-                    raise invalid(f"{field}: the graph has no node {names}")
+                    known = ", ".join(node for node in graph.nodes if node != "__start__")
+                    raise invalid(f"{field}: the graph has no node {names}; its nodes are {known}")
 
     def _reserve(self, tenant: str, runs: int = 1) -> AbstractContextManager[None]:
         most = self._state.server.tenants.limits(tenant).programs
@@ -267,8 +268,8 @@ def _kwargs(body: RunBody, assistant: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _check_thread(body: RunBody, thread: UUID | None) -> None:
-    """Raise 422 if the body names another thread than the path, or names a checkpoint of a run
-    without a thread.
+    """Raise 422 if the body's config or checkpoint names another thread than the run's ``thread``,
+    or if the body names a checkpoint and the run has no thread.
     """
     named = [body.config.configurable.get("thread_id")]
     if body.checkpoint is not None:
@@ -279,7 +280,10 @@ def _check_thread(body: RunBody, thread: UUID | None) -> None:
         )
     for thread_id in named:
         if thread_id is not None and str(thread_id) != str(thread):
-            raise invalid(f"thread_id {str(thread_id)!r} is not the thread of the path")
+            raise invalid(
+                f"thread_id {str(thread_id)!r} in the config or the checkpoint is not the run's "
+                "thread; leave it out"
+            )
 
 
 def _check_command(body: RunBody, thread: UUID | None) -> None:

@@ -25,7 +25,8 @@ from langgraph.store.base import (
 class TenantStore(BaseStore):
     """A store that shows a tenant only its own items, which are in a namespace of the tenant.
 
-    LangGraph's stores evaluate some filters differently. This class evaluates those filters itself.
+    LangGraph's stores evaluate some filters differently from one another, so this class evaluates
+    those filters itself.
     """
 
     supports_ttl = True

@@ -45,7 +45,8 @@ class ThreadRoutes(Routes):
         graph_id = str(body.metadata.get("graph_id"))
         if body.supersteps and graph_id not in self._state.graphs:
             raise invalid(
-                "supersteps need a served graph; set metadata.graph_id to the graph's name"
+                f"supersteps need a graph of this server, and metadata.graph_id is {graph_id}; use "
+                f"one of {', '.join(self._state.graphs.names())}"
             )
         key = body.thread_id or uuid4()
         value: dict[str, Any] = {"thread_id": key, "metadata": dict(body.metadata)}

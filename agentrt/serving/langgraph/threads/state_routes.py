@@ -193,7 +193,10 @@ def _config(thread_id: UUID, checkpoint: Checkpoint) -> RunnableConfig:
     thread.
     """
     if checkpoint.thread_id not in (None, thread_id):
-        raise invalid(f"checkpoint.thread_id is not {thread_id}, the thread of the path")
+        raise invalid(
+            f"checkpoint.thread_id {checkpoint.thread_id} is not {thread_id}, the thread of the "
+            "path; leave it out"
+        )
     configurable = {"checkpoint_ns": "", **checkpoint.configurable(), "thread_id": str(thread_id)}
     return {"configurable": configurable}
 

@@ -39,7 +39,7 @@ export class Diff {
     for (const id of ["pair", "node-facts", "differences"]) byId(id).hidden = !told;
     byId("diff").querySelector(".legend").hidden = !told;
     say(byId("diff-facts"), told ? summary(told) : "");
-    say(byId("node-facts"), "Point at a node, or go to it by Tab and the arrow keys, for what it asked and answered otherwise.");
+    say(byId("node-facts"), "Point at a node, or go to it with Tab and the arrow keys, to see how it differs.");
     if (told) byId("differences").replaceChildren(...list(told), totals(told.programs));
   }
 
@@ -67,7 +67,7 @@ export class Diff {
     const { before, after } = this.told.graphs[side];
     const { element, boxes } = this.drawn[side];
     const left = (many, where) => (many ? [h("p", { class: "left" }, `${count(many)} ${where} nodes are not drawn`)] : []);
-    const none = nodes.length ? element : h("p", { class: "empty" }, "It came to no node, or its nodes are not kept any more (--journal-keep).");
+    const none = nodes.length ? element : h("p", { class: "empty" }, "The run has reached no node, or its nodes were deleted (--journal-keep).");
     box.replaceChildren(h("h3", {}, this.told.programs[side].id), ...left(before, "earlier"), none, ...left(after, "later"));
     for (const node of nodes) {
       const drawn = boxes.get(node.id);
@@ -111,9 +111,9 @@ function short(node) {
 }
 
 function summary({ same, all_differences, differences, programs }) {
-  const part = differences.length ? `they part at ${differences[0].node}` : "they do not differ";
-  const unkept = programs.some(({ content }) => content !== "full") ? "; answers were not kept, and are not compared" : "";
-  return `${count(same)} nodes alike, ${count(all_differences)} not: ${part}${unkept}`;
+  const part = differences.length ? `the first difference is at ${differences[0].node}` : "the runs do not differ";
+  const unkept = programs.some(({ content }) => content !== "full") ? "; answers were not recorded, and are not compared" : "";
+  return `${count(same)} nodes are alike, ${count(all_differences)} are not: ${part}${unkept}`;
 }
 
 function list({ input, differences, all_differences }) {

@@ -89,7 +89,7 @@ function readJson(typed, free) {
     return free && (typeof value === "number" || typeof value === "string") ? typed : value;
   } catch (error) {
     if (free) return typed;
-    throw new Error(`this is no JSON: ${error.message}`);
+    throw new Error(`this is not JSON: ${error.message}`);
   }
 }
 

@@ -6,7 +6,7 @@ import { follow } from "./stream.js";
 
 const MOST_NODES = 400;
 const LEAST_SCALE = 0.75;
-const HOW = "Point at a node, or reach it by Tab and arrows, for its times and tokens.";
+const HOW = "Point at a node, or go to it with Tab and the arrow keys, to see its times and tokens.";
 const OPEN = new Set(["waiting", "running"]);
 
 export class Graph {
@@ -41,7 +41,7 @@ export class Graph {
   }
 
   gone() {
-    if (!this.program) this.facts = "This program is not known any more.";
+    if (!this.program) this.facts = "The server no longer has this program.";
     this.redraw();
   }
 
@@ -89,7 +89,7 @@ export class Graph {
     // The focus stays at its node while the graph grows.
     const focused = box.contains(document.activeElement) ? document.activeElement.dataset.node : undefined;
     if (nodes.length) box.replaceChildren(made.element);
-    else box.replaceChildren(h("p", { class: "empty" }, "It has made no call and used no tool."));
+    else box.replaceChildren(h("p", { class: "empty" }, "The program has made no call and used no tool."));
     if (atEnd) box.scrollTop = box.scrollHeight;
     this.oneStop();
     if (focused !== undefined) this.drawn.get(Number(focused))?.focus({ preventScroll: true });
@@ -118,7 +118,8 @@ export class Graph {
     }
   }
 
-  // The path with the most service: from the last node back to each node's longest parent.
+  // The path with the most service, found from its last node back: the next node is the parent with
+  // the longest path.
   critical(nodes) {
     const end = (node) => node.path_s + node.service_s;
     const best = nodes.reduce((a, b) => (a && end(a) >= end(b) ? a : b), null);

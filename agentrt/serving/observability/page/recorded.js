@@ -54,7 +54,7 @@ async function show(isOver) {
   say(byId("program-facts"), "");
   choose(byId("program"), programs, id);
   byId("program").parentElement.hidden = !id;
-  if (!id) throw new Error("No program is recorded yet. Run one of those that are served: it is here as soon as it begins.");
+  if (!id) throw new Error("No program is recorded yet. Run a served program: it appears here when it begins.");
   const told = await ask("/why", { program: id });
   if (isOver()) return;
   const own = programs.find((program) => program.id === id);
@@ -74,11 +74,11 @@ async function showOther({ program: id, type }, own, isOver) {
   choose(byId("other"), others, other, "choose a run");
   byId("other").hidden = !others.length && !other;
   if (told) diff.show(told);
-  else diff.none(others.length ? "Choose another run, to see where both part." : alone(id));
+  else diff.none(others.length ? "Choose another run to compare." : alone(id));
 }
 
 const alone = (id) =>
-  `There is no other run of it. Run it again; or stop the server, and run it anew from one of its nodes: agentrt journal fork JOURNAL ${id} --at NODE PROGRAM.py`;
+  `There is no other run of this program. Run it again, or stop the server and run it anew from a node: agentrt journal fork JOURNAL ${id} --at NODE PROGRAM.py`;
 
 function choose(select, programs, id, none) {
   const options = programs.map((program) => h("option", { value: program.id }, named(program)));

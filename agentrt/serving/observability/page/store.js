@@ -14,7 +14,7 @@ export class Store {
 
   clear() {
     this.programs = new Map();
-    this.sessions = new Map(); // the last program of each, and the first words of its first
+    this.sessions = new Map(); // by session: the last program, and the first words of the first one
     this.calls = new Map();
     this.engines = { up: true, replicas: [], levels: [] };
     this.rates = [];
@@ -68,7 +68,7 @@ export class Store {
     return this.sessions.get(program.session)?.words || program.first_words || "";
   }
 
-  // What a person knows the asker of a question by: its type or id, and the first words of its input.
+  // The name of a question's asker for people: its type or id, and the first words of its input.
   askerOf({ program, thread, type }) {
     const known = thread ? this.sessions.get(thread)?.words : this.wordsOf(this.programs.get(program) ?? {});
     return [program ?? type, known || (thread ? `thread ${thread.slice(0, 8)}` : "")].filter(Boolean).join(" · ");
@@ -86,7 +86,7 @@ export class Store {
     const before = this.programs.get(program.id);
     this.finishedTokens += program.output_tokens - (before ? before.output_tokens : program.output_tokens);
     this.noteSession(program);
-    if (program.ended_at !== null) this.programs.delete(program.id); // the latest to end comes last
+    if (program.ended_at !== null) this.programs.delete(program.id); // the program that ended last comes last
     this.programs.set(program.id, program);
   }
 

@@ -117,7 +117,7 @@ export class Table {
     this.place(shown, now);
     this.foot(shown.length, chosen.length);
     byId("none").hidden = shown.length > 0;
-    say(byId("none"), programs.length ? "No program is like that now." : "No programs yet. They appear here as they begin.");
+    say(byId("none"), programs.length ? "No program matches this selection now." : "No programs yet. They appear here as they begin.");
   }
 
   count(programs) {

@@ -62,14 +62,14 @@ def text(seed: int, blocks: int) -> list[int]:
 def call(
     e: HeadlessEngine, name: str, prompt: list[int], extra: dict[str, Any] | None = None
 ) -> dict[str, Any]:
-    """One call to its end; its report."""
+    """Let a call run to its end, and return its report."""
     e.add(name, prompt, 1, of(name.split("/", maxsplit=1)[0]) if extra is None else extra)
     reports = {k: v for step in e.run() for k, v in step.reports.items()}
     return dict(reports[name])
 
 
 def test_a_program_in_a_tool_keeps_its_prefix_while_others_pass() -> None:
-    """30 blocks; a has 10, and then 4 programs of 9 blocks come and end."""
+    """Of 30 blocks, a has 10. Then 4 other programs with 9 blocks each come and end."""
     lost = {}
     for retention in ("lru", "cost"):
         e = engine(retention)
@@ -115,7 +115,9 @@ def test_an_end_releases_at_once_and_a_session_stays() -> None:
 
 
 def test_a_prompt_by_another_adapter_is_another_prefix() -> None:
-    """A program's context knows its blocks by what they hash: tokens, adapter, images."""
+    """A program's context identifies its blocks by all that they hash: tokens, adapter and
+    images.
+    """
     e, reports = engine(), []
     for number, adapter in enumerate(["poet", "coder", "poet"]):
         request = Request(
@@ -143,7 +145,7 @@ def test_requests_without_a_program_are_not_protected() -> None:
 
 @pytest.mark.parametrize(("common", "claimed"), [(0, 2 * 10 + 2), (8, 2 * 10 - 8 + 2)])
 def test_what_branches_have_in_common_is_claimed_once(common: int, claimed: int) -> None:
-    """Each has 10 blocks, and a block more for its rest; nothing is known of outputs."""
+    """Each branch has 10 blocks, and one more for its output, of which nothing is known yet."""
     settings = {"policy": "fcfs", "retention": "cost", "admission": "memory"}
     made = make_scheduler(ProgramScheduler, max_num_seqs=4, blocks=101, settings=settings)
     e = HeadlessEngine(made)
@@ -156,7 +158,7 @@ def test_what_branches_have_in_common_is_claimed_once(common: int, claimed: int)
 
 
 def test_a_branch_that_ended_goes_before_what_others_used_since() -> None:
-    """30 blocks: two branches of p have 8 each and b has 8; p resumes from one, and then come 7."""
+    """Of 30 blocks, p's two branches have 8 each, and b has 8. p continues one, and c needs 7."""
     e = engine()
     for n in (1, 2):
         e.add(f"p/{n}", text(n, 8), 1, of("p"))
@@ -254,7 +256,7 @@ def test_a_recorded_run_with_retention_is_replayed() -> None:
 
 
 def test_what_a_program_drops_goes_before_what_it_holds() -> None:
-    """1. Two calls have four blocks in common. 2. One is dropped after them, then the other."""
+    """Two calls have four blocks in common. First the one call is dropped, and then the other."""
     e = engine()
     trunk = text(1, 4)
     call(e, "a/1", [*trunk, *text(2, 6)], of("a", call_id="a/1"))

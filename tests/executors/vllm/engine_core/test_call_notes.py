@@ -1,5 +1,6 @@
-"""Each second of a call in the engine has one reason, and who caused it is named: random lives
-under each policy, admission and retention, over vLLM's own scheduler in virtual time.
+"""Each second of a call in the engine has one reason, and its notes name the programs that caused
+it. Random calls run under each policy, admission and retention, in vLLM's own scheduler, in virtual
+time.
 """
 
 from __future__ import annotations
@@ -101,8 +102,8 @@ def of(program: str, call: str = "", **more: Any) -> dict[str, Any]:
 
 @dataclass
 class Watch:
-    """What a scheduler did, seen from outside: when each call came and ended, its report, who ran
-    in and after each step, and how often each call was preempted.
+    """What a scheduler did, seen from outside: when each call came and ended, its report, whose
+    calls ran in and after each step, and how often each call was preempted.
     """
 
     engine: HeadlessEngine
@@ -154,7 +155,7 @@ class Watch:
         return read_spans(read_report(self.ended[call_id][2]).spans)
 
     def ran_between(self, since: float, until: float) -> set[str]:
-        """The programs of which a call ran at some time between these."""
+        """Return the programs of which a call ran at some time between ``since`` and ``until``."""
         names = set[str]()
         for index, (at, programs) in enumerate(self.ran):
             over = self.ran[index + 1][0] if index + 1 < len(self.ran) else self.engine.now
@@ -243,7 +244,7 @@ def test_each_second_of_a_call_has_one_reason(
 
 
 def told(watch: Watch, call_id: str) -> list[tuple[str, float, int, list[str]]]:
-    """A call's spans: reason, seconds, tokens, and the programs that caused it."""
+    """Return a call's spans: reason, seconds, tokens, and the programs that caused them."""
     return [
         (span.reason, span.seconds, span.tokens, [cause.program for cause in span.by])
         for span in watch.spans(call_id)
@@ -251,8 +252,8 @@ def told(watch: Watch, call_id: str) -> list[tuple[str, float, int, list[str]]]:
 
 
 def test_queued_behind_whom_and_why_those_were_first() -> None:
-    """1. ``a`` has the slot. 2. ``b`` and ``c`` come, ``c`` first. 3. ``b`` was behind both, and is
-    told how they stood when they began.
+    """1. ``a`` has the slot. 2. ``c`` comes, and then ``b``. 3. The notes of ``b`` name both
+    programs that it waited behind, and the service that each had when its call began.
     """
     watch = Watch(engine("fcfs", slots=1))
     e = watch.engine
@@ -270,8 +271,8 @@ def test_queued_behind_whom_and_why_those_were_first() -> None:
 
 
 def test_preempted_by_whom_and_computed_again() -> None:
-    """1. ``long`` decodes, and goes down a level. 2. ``short`` takes its slot. 3. Of ``long``, what
-    is in no whole block is computed again, for the sake of ``short``.
+    """1. ``long`` decodes, and falls to a lower level. 2. ``short`` takes its slot. 3. The tokens
+    of ``long`` that filled no whole block are computed again, because of ``short``.
     """
     watch = Watch(engine("plas", slots=1))
     e = watch.engine
@@ -313,7 +314,7 @@ def test_who_pushed_a_context_out() -> None:
 
 
 def evicted(host: HostMemory, slots: int = 1) -> tuple[Watch, list[int]]:
-    """An engine on which ``a`` has lost 4 of 6 blocks of a context to ``b``, and that context."""
+    """Return an engine on which ``a`` lost 4 of a context's 6 blocks to ``b``, and the context."""
     watch = Watch(engine("fcfs", slots=slots, blocks=11, host=host))
     e, context = watch.engine, prompt(96)
     for name, words in (("a", context), ("b", prompt(120, 2))):
@@ -326,8 +327,8 @@ def evicted(host: HostMemory, slots: int = 1) -> tuple[Watch, list[int]]:
 
 
 def test_a_load_replaces_tokens_that_another_program_pushed_out() -> None:
-    """1. ``a`` has lost 4 blocks of its context to ``b``. 2. It comes back: these are loaded from
-    host memory, for 1/64 s a token and 0.5 s, and are not computed again.
+    """1. ``a`` has lost 4 blocks of its context to ``b``. 2. ``a`` comes back: these blocks are
+    loaded from host memory, in 0.5 s and 1/64 s for each token, and are not computed again.
     """
     watch, context = evicted(HOST)
     e = watch.engine
@@ -404,7 +405,7 @@ def test_an_emptied_cache_is_named() -> None:
 
 
 def test_an_account_is_bounded() -> None:
-    """A call that is preempted again and again has no more spans, and they still sum up."""
+    """However often a call is preempted, it has few spans, which add up to its time."""
     watch = Watch(engine("round-robin", slots=1))
     e = watch.engine
     e.add("one", prompt(20), 120, of("a"))

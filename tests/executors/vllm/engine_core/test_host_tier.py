@@ -1,4 +1,4 @@
-"""Which blocks leave host memory first: vLLM's manager with our policy, beside its own `lru`."""
+"""Which blocks leave host memory first: vLLM's manager of host memory with our policy."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def keys(*names: object) -> list[OffloadKey]:
 
 
 class Watched(ProgramCachePolicy):
-    """Checks whose chunks it evicts."""
+    """The policy, with a check of whose chunks it evicts."""
 
     def evict(
         self, n: int, protected: set[OffloadKey]
@@ -55,7 +55,9 @@ class Watched(ProgramCachePolicy):
 
 
 class HostMemory:
-    """vLLM's manager of so many chunks with our policy, and owners that retention orders."""
+    """vLLM's manager of host memory for ``chunks`` chunks with our policy, and owners whose order
+    the retention decides.
+    """
 
     def __init__(
         self,
@@ -84,7 +86,7 @@ class HostMemory:
         return found
 
     def call(self, program: str, names: Iterable[object], now: float) -> list[OffloadKey]:
-        """A call computes and stores these; what had to go for them."""
+        """Compute and store these blocks in a call. Return what was evicted for them."""
         self.policy.now, row = now, self.row(program)
         request = ReqContext(f"{program}@{now}")
         self.policy.call_arrived(request.req_id, self.owners.own(row))
@@ -105,7 +107,7 @@ class HostMemory:
         return prepared.evicted_keys
 
     def told(self, what: str, program: str, now: float) -> None:
-        """A program waits for a ``tool`` or a ``human``, or it ``ends``."""
+        """Tell that a program waits for a ``tool`` or a ``human``, or that it ``ends``."""
         self.policy.now, row = now, self.row(program)
         if what == "ends":
             self.table.end_program(program)
@@ -222,7 +224,9 @@ EVENTS = st.lists(
 @settings(max_examples=60, deadline=None)
 @given(EVENTS)
 def test_nothing_goes_before_what_ranks_lower(events: list[tuple[str, str, int]]) -> None:
-    """Whatever happens, who keeps chunks ranks above who loses some; each chunk is on one list."""
+    """Whatever happens, a program that keeps all its chunks never ranks below one that loses some,
+    and each chunk is on exactly one list.
+    """
     host = HostMemory(9, policy=Watched)
     policy = host.policy
     for now, (what, program, size) in enumerate(events, 1):

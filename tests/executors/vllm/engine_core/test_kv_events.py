@@ -1,4 +1,4 @@
-"""What an engine tells of its prefix cache is what is in it: vLLM's scheduler, no model."""
+"""An engine reports of its prefix cache what is really in it: vLLM's scheduler, without a model."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ BLOCKS = 48
 
 
 class Reader:
-    """An index of one engine, fed with its notes; ``loses`` says which are lost."""
+    """An index that gets one engine's notes. ``loses`` says for each note whether it is lost."""
 
     def __init__(self, engine: HeadlessEngine, loses: Any = lambda: False) -> None:
         self.index, self.stream, self.engine, self.loses = (
@@ -74,7 +74,7 @@ class Reader:
 
 
 def engine(*, events: bool = True, host: bool = False) -> HeadlessEngine:
-    """With ``host``, the cache is offloaded to host memory of twice its size."""
+    """Return an engine. With ``host``, its cache is offloaded to host memory of twice its size."""
     offload = {"kv_transfer_config": transfer_config(2 * BLOCKS, {})} if host else {}
     scheduler = make_scheduler(
         ProgramScheduler,
@@ -106,8 +106,9 @@ def truth(engine: HeadlessEngine) -> set[int]:
 @pytest.mark.parametrize("host", [False, True])
 @pytest.mark.parametrize("losing", [0.0, 0.5])
 def test_notes_add_up_to_the_cache(losing: float, host: bool) -> None:
-    """A cache that is too small: blocks are stored, shared, there twice, and evicted. After each
-    call that ends the index is the cache; with every second note lost, after a question.
+    """In a cache that is too small, blocks are stored, shared, stored twice and evicted. After each
+    call that ends, the index has what the cache has; if notes get lost, it has so after it asked
+    again.
     """
     rng = Random(f"held/{losing}")
     tiny = engine(host=host)
@@ -137,7 +138,7 @@ def test_notes_add_up_to_the_cache(losing: float, host: bool) -> None:
 
 
 def test_a_block_that_is_there_twice_is_held_until_both_are_gone() -> None:
-    """vLLM reports each copy; one of two that goes is no loss."""
+    """vLLM reports each copy of a block. If one of two copies goes, the block is still cached."""
     tiny = engine()
     reader = Reader(tiny)
     prompt = list(range(100, 200))
@@ -169,7 +170,7 @@ def test_a_cache_that_is_reset_is_told_as_a_whole() -> None:
 
 @pytest.mark.parametrize("salt", [None, "alice"])
 def test_prompts_are_hashed_as_the_engine_hashes_them(salt: str | None) -> None:
-    """What the index says of the next prompt is what the engine then finds in its cache."""
+    """The engine finds as much of each next prompt in its cache as the index said before."""
     tiny, rng = engine(), Random(3)
     reader, hasher = Reader(tiny), BlockHasher("sha256", BLOCK_SIZE)
     context = [rng.randrange(1000) for _ in range(60)]
@@ -205,8 +206,8 @@ def test_images_adapters_and_salts_are_hashed_as_the_engine_does(
     adapter: tuple[str, str] | None,
     ahead: int,
 ) -> None:
-    """A prompt with images and videos anywhere, as a front end renders it, against the hashes of
-    vLLM's own request.
+    """Our hashes of a prompt with images and videos anywhere, as a front end renders it, equal
+    those of vLLM's own request.
     """
     lora = adapter and LoRARequest(adapter[0], 1, adapter[1])
     places: dict[str, list[Any]] = {"image": [], "video": []}
@@ -239,7 +240,9 @@ def test_images_adapters_and_salts_are_hashed_as_the_engine_does(
 
 
 def test_a_log_that_nobody_reads_starts_over() -> None:
-    """Calls of others end without a note. What piles up is dropped, and who comes back sees it."""
+    """Calls of other clients end without notes. The changes that pile up are dropped, and a reader
+    that comes back notices the gap.
+    """
     tiny = engine()
     reader = Reader(tiny)
     log = tiny.scheduler.kv_events
@@ -262,7 +265,7 @@ def test_nothing_is_told_without_events() -> None:
 
 
 def test_a_note_survives_the_way_to_the_client() -> None:
-    """As vLLM packs outputs and the answers to control messages."""
+    """A note is packed as vLLM packs outputs and the answers to control messages."""
     from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, UtilityOutput
     from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder, UtilityResult
 

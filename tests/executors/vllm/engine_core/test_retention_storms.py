@@ -52,7 +52,7 @@ def engine(retention: str, policy: tuple[str, str], in_flight: int, blocks: int)
 
 
 def check(engine: HeadlessEngine) -> None:
-    """All blocks are accounted for, once, and what is known of programs is true."""
+    """Check that each block is counted exactly once, and that what is known of programs is true."""
     scheduler = engine.scheduler
     assert isinstance(scheduler, ProgramScheduler)
     queue = scheduler.retention.queue
@@ -74,7 +74,7 @@ def check(engine: HeadlessEngine) -> None:
 
 
 def blow(engine: HeadlessEngine, seed: int, acts: int = _ACTS) -> None:
-    """One storm, to its end; then nothing is in use, and only what may return is protected."""
+    """Run one storm to its end. Then no block is in use, and only what may return is protected."""
     scheduler = engine.scheduler
     assert isinstance(scheduler, ProgramScheduler)
     pool = scheduler.kv_cache_manager.block_pool
@@ -90,7 +90,7 @@ def blow(engine: HeadlessEngine, seed: int, acts: int = _ACTS) -> None:
 
 
 def forget(engine: HeadlessEngine) -> None:
-    """All silent programs are given up: nothing is known of anybody."""
+    """Give up all silent programs. Then nothing is known of any program."""
     scheduler = engine.scheduler
     assert isinstance(scheduler, ProgramScheduler)
     for row in scheduler.table:

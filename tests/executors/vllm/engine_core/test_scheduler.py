@@ -66,7 +66,7 @@ def test_a_new_program_preempts_one_that_was_served() -> None:
 
 
 def test_the_policy_decides_by_the_programs_past() -> None:
-    """Under ATLAS a call of an old program waits behind one of a new; under FCFS it does not."""
+    """Under ATLAS, unlike FCFS, a call of an old program waits behind a call of a new one."""
 
     def order(policy: str) -> list[str]:
         e = engine(policy, max_num_seqs=1)
@@ -148,7 +148,7 @@ def test_flat_arguments_and_sessions_identify_a_program_too() -> None:
 
 
 def test_a_running_call_keeps_its_memory() -> None:
-    """Slots are free; the blocks are not. The new call is of a better level, and waits for them."""
+    """There are free slots, but too few free blocks. So the new call waits, despite its level."""
     e = engine(max_num_seqs=8, blocks=12)
     e.add("big", prompt(100), 60, of("a"))
     for _ in range(8):
@@ -186,7 +186,9 @@ def test_stale_programs_are_dropped() -> None:
 
 
 def scenario(seed: int, drive: HeadlessEngine) -> list[tuple[dict[str, int], list[str]]]:
-    """A random run: arrivals, aborts, shared prefixes, a small cache. The same for a seed."""
+    """Do a random run with arrivals, aborts, shared prefixes and a small cache, the same for each
+    seed. Return what each step scheduled and finished.
+    """
     rng = random.Random(seed)
     log = []
     live: list[str] = []

@@ -47,7 +47,7 @@ def reports(e: HeadlessEngine) -> dict[str, Any]:
 
 
 def use(e: HeadlessEngine, version: int, state: PauseState = PauseState.PAUSED_ALL) -> None:
-    """Update the weights as an engine does, without the weights."""
+    """Update the version of the weights as an engine does, without the weights themselves."""
     e.scheduler.set_pause_state(state)
     ours(e).control("use_weights", version)
     e.scheduler.set_pause_state(PauseState.UNPAUSED)
@@ -87,7 +87,7 @@ def test_a_call_that_waits_during_an_update_reads_no_old_blocks(policy: str) -> 
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_what_a_kept_call_computes_is_read_by_no_other(policy: str) -> None:
-    """Its blocks are partly of old weights, even those that are full after the update."""
+    """Its blocks are computed partly with old weights, even if they are full after the update."""
     e = engine(policy)
     e.add("kept", prompt(), 2 * BLOCK_SIZE, of("kept"))
     for _ in range(3):
@@ -117,7 +117,7 @@ def test_a_kept_call_that_is_preempted_later_reads_no_old_blocks(policy: str) ->
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_call_that_is_kept_finds_its_blocks_without_an_update(policy: str) -> None:
-    """The salts cost a preempted call nothing while the weights stay."""
+    """The salts do not make a preempted call compute its blocks again while the weights stay."""
     e = engine(policy, max_num_seqs=1)
     use(e, 1)
     e.add("a", prompt(), 40, of("a"))
@@ -134,8 +134,8 @@ def test_a_call_that_is_kept_finds_its_blocks_without_an_update(policy: str) -> 
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("in_flight", [1, 2])
 def test_a_pause_that_waits_finishes_preempted_calls(policy: str, in_flight: int) -> None:
-    """1. Memory for one of two long calls: they preempt each other. 2. A third call has not begun.
-    3. The pause ends when the two have ended, and the third has not begun.
+    """1. Two long calls preempt each other, as there is memory for one. 2. A third call has not
+    begun. 3. The pause ends when both have ended, and the third has still not begun.
     """
     blocks = 2 * (PROMPT // BLOCK_SIZE + 1) + 2
     e = engine(policy, blocks=blocks)
@@ -158,7 +158,9 @@ def test_a_pause_that_waits_finishes_preempted_calls(policy: str, in_flight: int
 
 @pytest.mark.parametrize("seed", range(6))
 def test_each_token_has_the_version_that_wrote_it(seed: int) -> None:
-    """Random calls, preemptions and updates; the made-up model notes the version of each token."""
+    """Random calls, preemptions and updates: the engine notes which version was in use when each
+    token was made.
+    """
     dice = random.Random(seed)
     e = engine(dice.choice(POLICIES), max_num_seqs=3, blocks=30)
     e.in_flight = dice.choice([1, 2])

@@ -1,4 +1,4 @@
-"""What models of several families put out, of our own writing: text with their markup.
+"""Outputs of models of several families, written by us: text with the markup of the family.
 
 Each family has an answer, one call, several calls at once, and a call that is broken.
 """
@@ -132,7 +132,7 @@ def _muse(name: str, **values: Any) -> str:
 
 
 def _tagged(before: str, between: str, name: str, **values: Any) -> str:
-    """A call of hy_v3's, hy_v4's or k2_horizon's, whose tags begin with ``before``."""
+    """Return a call of hy_v3's, hy_v4's or k2_horizon's, whose tags begin with ``before``."""
     pairs = "".join(
         f"<{before}arg_key>{k}</{before}arg_key><{before}arg_value>{v}</{before}arg_value>"
         for k, v in values.items()

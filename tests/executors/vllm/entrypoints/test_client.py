@@ -1,4 +1,4 @@
-"""The engine client that vLLM's front end talks to, by itself."""
+"""The engine client that vLLM's front end talks to, without the front end."""
 
 from __future__ import annotations
 

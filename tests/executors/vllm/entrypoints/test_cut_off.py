@@ -1,8 +1,8 @@
-"""Of each family: a stream gives what the whole output gives, wherever it ends, and whichever
-tokens of it come together.
+"""For each family, a stream gives the same as the whole output, wherever the output ends, and
+whichever of its tokens come together.
 
-How many tokens come together takes turns from cut to cut. With ``AGENTRT_EXAMPLES`` set, each cut
-is tried with all of these sizes (`make fuzz`).
+How many tokens come together changes in turn from cut to cut. With ``AGENTRT_EXAMPLES`` set, each
+cut is tried with all of these sizes (`make fuzz`).
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def reader(family: str) -> Any:
 
 
 def pieces(ids: list[int]) -> list[str]:
-    """The text that each token adds."""
+    """Return the text that each token adds."""
     found, said = [], ""
     for end in range(1, len(ids) + 1):
         now = tokenizer().decode(ids[:end])
@@ -89,7 +89,9 @@ def joined(turn: int) -> Sequence[int]:
 
 
 def uneven(rng: random.Random, count: int) -> list[int]:
-    """Where the pieces of a stream of ``count`` tokens begin, and the end of the last one."""
+    """Return where the pieces of a stream of ``count`` tokens begin, and the end of the last
+    one.
+    """
     starts = [0]
     while starts[-1] < count:
         starts.append(min(count, starts[-1] + rng.choice((1, 1, 2, 3, 5, 8, 13, 40))))
@@ -144,7 +146,7 @@ def whole(family: str, request: Any, ids: list[int], texts: list[str]) -> Read:
 
 
 def plain(arguments: str) -> str:
-    """Arguments in one way of writing JSON, if they are JSON."""
+    """Return arguments in one fixed way of writing JSON, if they are JSON, and else as they are."""
     try:
         return json.dumps(json.loads(arguments))
     except ValueError:
@@ -152,7 +154,7 @@ def plain(arguments: str) -> str:
 
 
 def tokens(said: str) -> tuple[list[int], list[str]]:
-    """The tokens of a complete output, and the text that each adds."""
+    """Return the tokens of a complete output, and the text that each adds."""
     ids = tokenizer().encode(said, add_special_tokens=False)
     texts = pieces(ids)
     assert "".join(texts) == said
@@ -165,7 +167,9 @@ MARKS_OF_TEXT = [mark for mark in MARKS if mark != NAMESPACE]
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_an_unusual_output_is_read_alike_whichever_tokens_come_together(family: str) -> None:
-    """Text after the calls, calls in two places, two thoughts and none, in uneven pieces."""
+    """Text after the calls, calls in two places, two thoughts or none, and pieces of unequal
+    sizes.
+    """
     rng, outputs = random.Random(family), FAMILIES[family]
     for said in (
         f"{outputs.thought}{outputs.several}\nDone, 2 < 3.",
@@ -228,7 +232,7 @@ def test_a_value_with_characters_of_marks_is_read_alike_wherever_it_ends(family:
 
 @pytest.mark.parametrize("family", ["deepseek_v32", "deepseek_v4", "deepseek_v41"])
 def test_a_value_that_was_cut_off_is_streamed_as_far_as_it_came(family: str) -> None:
-    """Wherever its closing tag ends; vLLM streams it up to the last ">"."""
+    """It is streamed wherever its closing tag is cut off; vLLM streams it up to the last ">"."""
     ids, texts = tokens(FAMILIES[family].one.replace("Malmö", "a > b > c"))
     at = next(i for i in range(len(ids)) if "".join(texts[: i + 1]).endswith("a > b > c"))
     for end in range(at + 1, at + 4):
@@ -281,7 +285,7 @@ def test_a_forced_call_is_read_as_its_stream(family: str, choice: Any) -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_text_that_an_engine_holds_back_for_a_stop_string_changes_nothing(family: str) -> None:
-    """With a stop string a token's text comes later than the token."""
+    """With a stop string, the text of a token may come later than the token."""
     for kind, said in FAMILIES[family].items().items():
         ids, texts = tokens(said)
         late, shown = [], 0
@@ -304,7 +308,7 @@ LLAMAS = [
 @pytest.mark.parametrize("between", ["; ", ";", "\n", ";\n"])
 @pytest.mark.parametrize("order", ["0", "00", "01", "10", "001", "110", "0101"])
 def test_a_stream_of_llama_has_all_calls_with_their_arguments(order: str, between: str) -> None:
-    """vLLM's own parser leaves "{}" out, and what follows another separator than "; "."""
+    """vLLM's own parser leaves out "{}", and all that follows a separator other than "; "."""
     said = between.join(LLAMAS[int(one)] for one in order)
     ids = tokenizer().encode(said, add_special_tokens=False)
     texts = [*pieces(ids), ""]
@@ -315,7 +319,7 @@ def test_a_stream_of_llama_has_all_calls_with_their_arguments(order: str, betwee
 
 @pytest.mark.parametrize("order", ["0", "1", "01", "11"])
 def test_a_stream_has_calls_of_which_its_parser_streams_nothing(order: str) -> None:
-    """phi4_mini_json's; an answer and a thought that look like calls are none."""
+    """The parser is phi4_mini_json. A thought that looks like calls is not read as calls."""
     calls = [LLAMAS[int(one)] for one in order]
     said = f"functools[{', '.join(calls)}]"
     names = [("time", "{}"), ("weather", '{"city": "Rome"}')]
@@ -340,7 +344,7 @@ def test_a_call_behind_an_answer_is_no_text_of_it() -> None:
 
 
 def test_text_is_streamed_until_it_may_be_a_call() -> None:
-    """What only looks like one is not held back to the output's end."""
+    """Text that only looks like a call is not held back until the output ends."""
     ids, texts = tokens('Say {"a": 1} or <tool_cake>, and then {"b": 2}.')
     for family in ("llama", "jamba", "hermes", "granite4", "dots", "olmo3", "phi4_mini_json"):
         parser = reader(family)(tokenizer(), TOOLS and CHAT.tools)
@@ -371,7 +375,7 @@ def test_an_output_behind_a_thought_that_the_prompt_ended_is_no_thought() -> Non
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_family_says_what_it_means(family: str) -> None:
-    """Its outputs are read as they were meant, so that the tests above compare something."""
+    """Its outputs are read as meant, so the tests above compare real answers and calls."""
     meant = {kind: read_complete(family, kind) for kind in ("answer", "one", "several")}
     thought = FAMILIES[family].thought and "Hm."
     assert {reasoning.strip() for reasoning, _, _ in meant.values()} == {thought}

@@ -1,6 +1,6 @@
-"""vLLM's whole front end without weights: what a program asks, and what it gets back.
+"""vLLM's whole front end without weights: what a program asks for, and what it gets back.
 
-One scripted engine with the embedded model's tokenizer says what each test wants.
+One scripted engine with the embedded model's tokenizer answers what each test gives it.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ async def shared() -> AsyncIterator[Runtime]:
 
 @pytest.fixture
 def engine(shared: Runtime) -> ScriptedEngine:
-    """The engine, with nothing on its lists."""
+    """Return the engine, with empty lists of past calls."""
     engine = shared.executor
     assert isinstance(engine, ScriptedEngine)
     for past in (engine.calls, engine.aborted_calls, engine.ended):
@@ -70,7 +70,9 @@ Ask = Callable[..., Any]
 
 @pytest.fixture
 def ask(shared: Runtime, engine: ScriptedEngine) -> Ask:
-    """Runs a program of one call, which the engine answers with ``says``; its run and reply."""
+    """Return a function that runs a program of one call, which the engine answers with ``says``,
+    and returns the run and the reply.
+    """
 
     async def run(
         says: str | Callable[[Call], str], chat: Any = "Hello?", **options: Any
@@ -125,7 +127,7 @@ def _named(calls: tuple[ToolCall, ...]) -> list[tuple[str, dict[str, Any]]]:
 async def test_every_call_of_a_beam_search_is_the_program_s(
     ask: Ask, engine: ScriptedEngine
 ) -> None:
-    """One call for the first token, then one for each beam; a step follows all of the last."""
+    """There is a call for the first token, then one for each beam, each after all calls before."""
     body = {"use_beam_search": True, "n": 2}
     run, reply = await ask("Yes, yes, yes", extra_body=body, max_tokens=3)
     assert len(reply.choices) == 2
@@ -145,7 +147,9 @@ async def test_each_choice_is_a_sibling_in_the_dag(ask: Ask, engine: ScriptedEng
 
 @SHARED_LOOP
 async def test_choices_begin_one_after_the_other(ask: Ask, engine: ScriptedEngine) -> None:
-    """One in each pass of the event loop, so that others continue meanwhile."""
+    """One choice begins in each pass of the event loop, so that other programs continue
+    meanwhile.
+    """
     passes, begun = [0], list[int]()
 
     def noted(call: Call) -> str:
@@ -234,7 +238,7 @@ def test_a_prompt_that_fills_the_context_is_too_long() -> None:
 async def test_an_engines_error_is_the_programs(
     shared: Runtime, engine: ScriptedEngine, stream: bool, n: int
 ) -> None:
-    """1. the engine refuses a call 2. vLLM tells it in its own words 3. the program sees ours."""
+    """1. The engine refuses a call. 2. vLLM reports its own error. 3. The program gets ours."""
 
     def refuse(call: Call) -> str:
         raise CallRejectedError("no such thing")
@@ -319,7 +323,9 @@ SAME: list[tuple[str, dict[str, Any]]] = [
 
 
 def said(value: Any) -> Any:
-    """An answer without fields that say nothing, and without what is drawn for each request."""
+    """Return an answer without empty fields, and without those that are different for each
+    request.
+    """
     if isinstance(value, list):
         return [said(item) for item in value]
     if not isinstance(value, dict):
@@ -333,7 +339,7 @@ def said(value: Any) -> Any:
 async def test_a_program_s_answer_is_that_of_vllm_s_application(
     shared: Runtime, engine: ScriptedEngine, says: str, fields: dict[str, Any]
 ) -> None:
-    """Whole, and as a stream; the engine gets the same calls."""
+    """The answer is the same as a whole and as a stream, and the engine gets the same calls."""
     engine.script = lambda call: says
     front = await shared.frontend()
     assert isinstance(front, VLLMFrontend)
@@ -415,7 +421,7 @@ def test_flags_of_a_front_end_are_known() -> None:
 async def test_a_long_text_is_tokenized_beside_the_loop(
     shared: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And a short one at once: a thread would cost more than it."""
+    """A short text is tokenized at once in the event loop: a thread would take longer."""
     front = await shared.frontend()
     assert isinstance(front, VLLMFrontend)
     threads: list[bool] = []

@@ -1,4 +1,4 @@
-"""An output in the tool form, read while it grows, gives what it gives when it is whole."""
+"""An output in the tool form gives the same whether it is read as it grows, or as a whole."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ STYLES = st.sampled_from(
 
 
 def in_pieces(text: str, cuts: list[int]) -> tuple[str, list[CallPart]]:
-    """The answer and the parts of the call, of a text that comes in pieces."""
+    """Return the answer and the parts of the call, of a text that comes in pieces."""
     bounds = [0, *sorted(cut % (len(text) + 1) for cut in cuts), len(text)]
     reader = OutputReader()
     parts = [p for a, b in pairwise(bounds) for p in reader.feed(text[a:b])]

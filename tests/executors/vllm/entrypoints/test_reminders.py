@@ -105,7 +105,7 @@ def turn(role: str, content: Any, **more: Any) -> dict[str, Any]:
 async def prompt(
     renderer: Any, template: str, chat: list[dict[str, Any]], tools: Any = None, **options: Any
 ) -> str:
-    """The prompt of a chat, which both ways to render it make alike."""
+    """Return the prompt of a chat, after checking that both ways to render it give the same."""
     kwargs = {"tokenize": False, "add_generation_prompt": True, "tools": tools, **options}
     params = ChatParams(chat_template=template, chat_template_kwargs=kwargs)
     before = [dict(message) for message in chat]
@@ -121,7 +121,7 @@ def begins(name: str) -> list[dict[str, Any]]:
 
 
 def session(begin: list[dict[str, Any]], role: str) -> list[list[dict[str, Any]]]:
-    """The chats of ten turns, with a reminder every second turn."""
+    """Return the chats of ten turns, with a reminder in every second turn."""
     chat, chats = list(begin), []
     for number in range(10):
         chat.append(turn("user", f"question {number}"))
@@ -158,7 +158,7 @@ async def test_each_prompt_of_a_session_begins_with_the_one_before(
 async def test_a_reminder_beside_a_tools_result_keeps_the_prefix(
     renderer: Any, name: str, role: str
 ) -> None:
-    """Before and after the result, while the agent reasons on within its turn."""
+    """The reminder comes before or after the result, and the agent reasons on within its turn."""
     chat = [*begins(name), turn("user", "look twice")]
     before, template = "", TEMPLATES[name]
     for number in range(4):

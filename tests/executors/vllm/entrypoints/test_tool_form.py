@@ -1,4 +1,4 @@
-"""What tools a chat has used is shown to the model as plain messages, in the form it answers in."""
+"""The model reads a chat's calls and results as plain messages, in the form of its answers."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def validator(*args: Any) -> Any:
 
 
 def test_schemas_that_refer_to_themselves_keep_their_meaning_beside_each_other() -> None:
-    """Both tools, and the answer, have a Node of their own; a third one refers to its root."""
+    """Both tools and the answer each have a different Node; a third tool refers to its own root."""
 
     def holder(node: Json, key: str = "$defs") -> Json:
         return {

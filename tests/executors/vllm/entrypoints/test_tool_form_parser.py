@@ -1,4 +1,4 @@
-"""`held` under vLLM's own parser: what a request is held to, and what is read of its outputs."""
+"""`held` in vLLM's own parser: what a request is held to, and what is read from its outputs."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def schema_of(request: Any) -> Any:
 
 
 def forms(request: Any) -> list[Any]:
-    """For each form that the output may have: the tool's name, or the answer's schema."""
+    """Return for each form that the output may have the tool's name, or the answer's schema."""
     schema = schema_of(request)
     found = []
     for form in schema.get("anyOf", [schema]):
@@ -130,7 +130,7 @@ def test_what_cannot_be_asked_beside_tools_is_refused() -> None:
 
 
 def streamed(request: Any, output: str, size: int) -> tuple[str, str | None, str]:
-    """Text, the called tool's name, and its arguments, of an output in pieces of ``size``."""
+    """Return the text, the called tool's name and the arguments, of an output in such pieces."""
     reader = parser()
     text, names, arguments, ids = "", [], "", set()
     pieces = [output[at : at + size] for at in range(0, len(output), size)] or [""]
@@ -185,7 +185,7 @@ def test_a_call_is_read_whatever_the_choice(choice: Any) -> None:
 
 
 class Renderer:
-    """Says what it was asked to render."""
+    """A renderer that returns what it was asked to render."""
 
     def render_messages(self, messages: list[Any], params: Any) -> tuple[list[Any], Any]:
         return messages, params.chat_template_kwargs

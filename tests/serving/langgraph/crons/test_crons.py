@@ -280,8 +280,10 @@ async def test_a_run_is_started_by_itself(client: LangGraphClient) -> None:
     assert cron["on_run_completed"] is None
     changed: Any = await client.crons.update(cron["cron_id"], metadata={"n": 1})
     assert changed["on_run_completed"] is None
-    while not (found := await client.runs.list(thread, status="success")):
+    found: list[Any] = []
+    while not found:
         await asyncio.sleep(0.02)
+        found = await client.runs.list(thread, status="success")
     await client.crons.delete(cron["cron_id"])
     assert found[-1]["metadata"]["of"] == "cron"
     assert found[-1]["kwargs"]["config"]["configurable"]["cron_id"] == cron["cron_id"]
