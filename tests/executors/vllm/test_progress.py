@@ -205,19 +205,17 @@ def test_a_stalled_step_does_not_make_a_type_long() -> None:
 # -- calls that cannot start -----------------------------------------------------------
 
 
-def taught(settings: dict[str, Any], *, outputs: int = 3000, **more: Any) -> HeadlessEngine:
-    """Return an engine with two calls of so many ``outputs`` in its two slots; type u is known to
-    be short.
-    """
+def taught(settings: dict[str, Any], **more: Any) -> HeadlessEngine:
+    """Return an engine with two long calls in its two slots; type u is known to be short."""
     made = engine(settings, slots=2, **more)
     for number in range(12):
-        kind, learned = ("t", 400) if number % 2 else ("u", 2)
-        made.add(f"h{number}", prompt(number, 30), learned, program(f"h{number}", kind))
+        kind, outputs = ("t", 400) if number % 2 else ("u", 2)
+        made.add(f"h{number}", prompt(number, 30), outputs, program(f"h{number}", kind))
     made.run()
     for number in range(12):
         made.scheduler.control("ends", [f"h{number}"])
     for number in range(2):
-        made.add(f"old{number}", prompt(100 + number, 300), outputs, program(f"old{number}"))
+        made.add(f"old{number}", prompt(100 + number, 300), 3000, program(f"old{number}"))
     for _ in range(100):
         made.step()
     made.scheduler.kept.clear()
@@ -458,7 +456,7 @@ def test_a_promoted_call_that_cannot_start_leaves_its_promotion_to_others() -> N
 def test_nothing_is_preempted_promoted_or_admitted_while_the_engine_is_paused(
     settings: dict[str, Any], paused: PauseState
 ) -> None:
-    made = taught(settings, outputs=600)
+    made = taught(settings)
     scheduler = made.scheduler
     running = [request.request_id for request in scheduler.running]
     for number in range(3):
