@@ -30,7 +30,7 @@ def test_killed_at_random_moments_each_result_is_there_once(
     one ends. Each input has one whole line with the right result, and only calls that were under
     way at a kill were made again.
     """
-    batch = Lives(tmp_path, source, count, field, "--max-live", str(live))
+    batch = Lives(tmp_path, source, count, field, "--max-live", str(live), forked=True)
     rng = random.Random(48)
     deaths = 0
     for _ in range(kills):
@@ -74,7 +74,7 @@ def test_killed_at_random_moments_each_result_has_its_tokens(
     """
     file = tmp_path / "tokens.jsonl"
     options = ("--max-live", str(live), "--tokens", str(file))
-    batch = Lives(tmp_path, source, count, field, *options)
+    batch = Lives(tmp_path, source, count, field, *options, forked=True)
     rng = random.Random(4)
     deaths = sum(
         batch.killed(rng.randrange(calls // 2, calls), rng.uniform(0, 0.02)) for _ in range(4)

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from benchmarks.journal_values import EQUAL, REFUSED, measure
+import pytest
+import pytest_asyncio
+
+from benchmarks.journal_values import EQUAL, REFUSED, Row, measure
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 UNKEPT = {
     *("3,000 levels", "defaultdict of a lambda", "chain map", "user dict", "generator"),
@@ -16,8 +21,12 @@ UNKEPT = {
 """What belongs to a process, is not found again by its name, or is secret."""
 
 
-async def test_each_kind_comes_back_equal_or_is_refused() -> None:
-    rows = await measure()
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def rows() -> list[Row]:
+    return await measure()
+
+
+async def test_each_kind_comes_back_equal_or_is_refused(rows: list[Row]) -> None:
     assert len(rows) >= 150
     assert [row for row in rows if row.outcome not in (EQUAL, REFUSED)] == []
     refused = {row.kind for row in rows if row.outcome == REFUSED}
@@ -25,9 +34,9 @@ async def test_each_kind_comes_back_equal_or_is_refused() -> None:
     assert not any(row.door.startswith("error") for row in rows if row.outcome == REFUSED)
 
 
-async def test_a_refusal_names_the_part_and_the_way_out() -> None:
-    rows = [row for row in await measure() if row.door == "result of a tool"]
-    words = {row.kind: row.words for row in rows if row.outcome == REFUSED}
+async def test_a_refusal_names_the_part_and_the_way_out(rows: list[Row]) -> None:
+    results = [row for row in rows if row.door == "result of a tool"]
+    words = {row.kind: row.words for row in results if row.outcome == REFUSED}
     assert words["lock"].startswith("result['items'][1]['lock'] is of type _thread.lock, ")
     assert words["field of any type with a lock"].startswith("result.v[0] is of type _thread.lock")
     assert words["defaultdict of a lambda"].startswith("result.default_factory is of type function")

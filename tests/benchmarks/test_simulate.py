@@ -175,7 +175,7 @@ def test_a_signal_keeps_what_is_done(
 
 def test_ctrl_c_leaves_no_process_behind() -> None:
     command = [sys.executable, "-m", "benchmarks", "simulate", "sweep", "--workload", "lats"]
-    args = ["--load", "0.9", "--programs", "3000", "--jobs", "2"]
+    args = ["--load", "0.9", "--programs", "1000", "--jobs", "2"]
     with subprocess.Popen(
         [*command, *args], stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
     ) as process:

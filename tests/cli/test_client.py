@@ -17,10 +17,11 @@ from typing import Any
 import pytest
 
 from tests.cli.conftest import Run
+from tests.doubles.forked_python import forked_python
 
 WINDOW = 131_072
 CARD = {"id": "local", "max_model_len": WINDOW}
-FAKE = """#!{python}
+FAKE = """#!{python} -S
 import json, os, sys
 print(json.dumps([sys.argv[1:], dict(os.environ)]))
 sys.exit(7)
@@ -70,7 +71,7 @@ def clients(tmp_path: Path) -> dict[str, str]:
 
 
 def start(*args: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "agentrt.cli", "client", *args]
+    command = [forked_python(), "-m", "agentrt.cli", "client", *args]
     environ = {**os.environ, **environment}
     return subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
 

@@ -211,7 +211,7 @@ async def test_a_dropped_context_gives_its_blocks_back_and_leaves_what_others_ha
     async def protected(expected: int) -> None:
         async with asyncio.timeout(60):
             while (await engine.snapshot())["protected_blocks"] != expected:
-                await asyncio.sleep(0)
+                await asyncio.sleep(0.005)
 
     async def body(ctx: Context) -> None:
         trunk = await ctx.context(WORDS)

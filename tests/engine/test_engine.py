@@ -110,7 +110,7 @@ async def test_atlas_lets_a_new_program_pass_those_that_were_served(runtime: Run
         longs = [runtime.start(long_one) for _ in range(4)]
         waits = [asyncio.ensure_future(note(run, "long")) for run in longs]
         while len((await engine_of(runtime).snapshot())["running"]) < 2:
-            await asyncio.sleep(0)
+            await asyncio.sleep(0.005)
         waits.append(asyncio.ensure_future(note(runtime.start(short_one), "short")))
         await asyncio.gather(*waits)
         return order.index("short")
@@ -199,7 +199,7 @@ async def test_who_only_waits_for_a_human_holds_nothing_of_the_engine(runtime: R
 
     run = runtime.start(asks)
     while not runtime.questions.open:
-        await asyncio.sleep(0)
+        await asyncio.sleep(0.005)
     waiting = await engine.snapshot()
     assert (waiting["requests"], waiting["running"], waiting["waiting"]) == (0, [], [])
     assert waiting["free_blocks"] == before["free_blocks"]
@@ -292,7 +292,7 @@ async def test_settings_cannot_change_under_running_calls(runtime: Runtime) -> N
     run = runtime.start(endless)
     engine = engine_of(runtime)
     while not (await engine.snapshot())["running"]:
-        await asyncio.sleep(0)
+        await asyncio.sleep(0.005)
     with pytest.raises(ConfigError, match="unfinished"):
         await engine.configure(SchedulerConfig(policy="fcfs"))
     run.cancel()

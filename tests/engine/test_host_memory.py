@@ -93,7 +93,7 @@ async def test_who_waits_for_a_human_loses_host_memory_before_who_is_in_a_tool(
         await gone.wait()
         second = runtime.start(asks)
         while not runtime.questions.open:
-            await asyncio.sleep(0)
+            await asyncio.sleep(0.005)
         for _ in range(2):
             await runtime.start(other).wait()
         go.set()

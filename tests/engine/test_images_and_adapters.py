@@ -218,7 +218,7 @@ async def test_an_engine_that_came_back_loads_its_adapter_again(
         running = [asyncio.create_task(said(runtime, one, model="tuned")) for one in seen]
         async with asyncio.timeout(60):
             while not two.replicas[0].calls:
-                await asyncio.sleep(0)
+                await asyncio.sleep(0.005)
         [pid] = two.replicas[0].executor.pids()
         os.kill(pid, signal.SIGKILL)
         assert await asyncio.gather(*running) == expected

@@ -85,7 +85,7 @@ async def test_cancelling_a_call_aborts_it_in_the_engine() -> None:
     before = await snapshot()
     call = asyncio.create_task(endless().ainvoke("Tell me everything you know about ships."))
     while not (await snapshot())["running"]:
-        await asyncio.sleep(0)
+        await asyncio.sleep(0.005)
     call.cancel()
     with pytest.raises(asyncio.CancelledError):
         await call

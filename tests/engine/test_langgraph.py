@@ -89,7 +89,7 @@ async def test_the_dag_of_an_agent_is_the_true_one(runtime: Runtime, name: str) 
     assert all(run.dag.critical_path().seconds > 0 for run in runs)
     async with asyncio.timeout(60):  # the engine forgets them
         while (await runtime.executor.snapshot())["programs"]:
-            await asyncio.sleep(0)
+            await asyncio.sleep(0.005)
 
 
 def middleware(model: ChatAgentRT) -> Any:
@@ -199,5 +199,5 @@ async def test_a_stopped_run_frees_the_engine(client: LangGraphClient, runtime: 
     assert (await client.runs.get(thread, run["run_id"]))["status"] == "interrupted"
     async with asyncio.timeout(TURN_S):
         while (await runtime.executor.snapshot())["programs"]:
-            await asyncio.sleep(0)
+            await asyncio.sleep(0.005)
     assert len(runtime.table) == 0

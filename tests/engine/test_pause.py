@@ -18,6 +18,8 @@ pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="module")]
 
 FLAGS = ("--dtype", "float32", "--max-model-len", "1900", "--kv-cache-memory-bytes", "8000000")
 SLOTS = 2
+LONG = 200
+"""Output tokens of a call that runs until a pause has begun."""
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -43,7 +45,7 @@ async def call(engine: VLLMEngine, name: str, tokens: range, outputs: int, type:
 async def running(engine: VLLMEngine, count: int) -> None:
     """Wait until so many calls run."""
     while len((await engine.snapshot())["running"]) < count:
-        await asyncio.sleep(0)
+        await asyncio.sleep(0.005)
 
 
 async def two_long_and_two_short(engine: VLLMEngine, config: SchedulerConfig) -> Any:
@@ -51,10 +53,10 @@ async def two_long_and_two_short(engine: VLLMEngine, config: SchedulerConfig) ->
     await engine.configure(config)
     await engine.forget_prefixes()
     for number in range(4):
-        await call(engine, f"h{number}", range(10, 13), 200, "long")
+        await call(engine, f"h{number}", range(10, 13), 50, "long")
         await call(engine, f"g{number}", range(20, 22), 2, "short")
     long = [
-        asyncio.ensure_future(call(engine, f"long{n}", range(10 + n, 300 + n), 400, "long"))
+        asyncio.ensure_future(call(engine, f"long{n}", range(10 + n, 300 + n), LONG, "long"))
         for n in range(SLOTS)
     ]
     await running(engine, SLOTS)
@@ -76,7 +78,7 @@ async def test_a_pause_that_waits_ends_when_all_that_runs_has_ended(
     assert not snapshot["running"]
     await llm.resume_generation()
     replies = await asyncio.gather(*long, *short)
-    assert [len(reply.token_ids) for reply in replies] == [400, 400, 2, 2]
+    assert [len(reply.token_ids) for reply in replies] == [LONG, LONG, 2, 2]
 
 
 @pytest.mark.parametrize("policy", ["fcfs", "atlas", "adaptive"])
@@ -91,7 +93,7 @@ async def test_a_pause_that_keeps_leaves_what_runs_where_it_is(
         assert (await engine.snapshot())["running"] == before["running"]
     await llm.resume_generation()
     replies = await asyncio.gather(*long, *short)
-    assert [len(reply.token_ids) for reply in replies] == [400, 400, 2, 2]
+    assert [len(reply.token_ids) for reply in replies] == [LONG, LONG, 2, 2]
 
 
 @pytest.mark.parametrize("policy", ["fcfs", "atlas", "adaptive"])

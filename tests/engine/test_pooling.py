@@ -147,7 +147,7 @@ async def test_embeddings_outlive_an_engine(
     asking = asyncio.gather(*(embedded(client, TEXTS) for _ in range(20)))
     async with asyncio.timeout(60):
         while not replicas.replicas[0].calls:
-            await asyncio.sleep(0)
+            await asyncio.sleep(0.005)
     os.kill(pid, signal.SIGKILL)
     for vectors in await asking:
         assert vectors == [pytest.approx(one, abs=1e-4) for one in expected]

@@ -342,7 +342,7 @@ async def test_a_core_and_then_a_node_are_killed_in_the_middle(
             telling = asyncio.create_task(PROGRAMS.run(runtime))
             async with asyncio.timeout(60):
                 while not all(replica.calls for replica in replicas.replicas):
-                    await asyncio.sleep(0)
+                    await asyncio.sleep(0.005)
             kill()
             assert await telling == expected
             async with asyncio.timeout(60):

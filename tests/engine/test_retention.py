@@ -107,7 +107,7 @@ async def test_who_is_away_keeps_its_context_and_who_waits_for_a_human_does_not(
         # Of equals the one that came last loses its blocks first: the human is asked before.
         second = runtime.start(asks)
         while not runtime.questions.open:
-            await asyncio.sleep(0)
+            await asyncio.sleep(0.005)
         first = runtime.start(away)
         await gone.wait()
         await runtime.start(other).wait()

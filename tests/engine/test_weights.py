@@ -30,7 +30,7 @@ from agentrt.request import Call, CallSpec, Identity, Reply
 from agentrt.router import make_router
 from agentrt.runtime.events import Event, NodeEnded
 from tests.doubles.tinymodel import tiny_model
-from tests.engine.test_tokens import TOLERANCE, agent, forward, long, weather
+from tests.engine.test_tokens import TOLERANCE, agent, differences, long, weather
 
 pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="module")]
 
@@ -96,19 +96,16 @@ async def greedy(executor: Executor, name: str = "g", tokens: int = 24) -> Reply
 
 def furthest(tokens: RecordedTokens, models: dict[int, str]) -> dict[int, float]:
     """For each version: the largest difference of a log probability from one forward pass."""
-    import torch
-
     worst: dict[int, float] = {}
     for sequence in tokens.sequences:
-        ids = torch.tensor([list(sequence.token_ids)])
-        own = torch.tensor(list(sequence.logprobs))[1:]
-        versions = torch.tensor(list(sequence.versions))[1:]
-        for version in {*sequence.versions} - {-1}:
-            with torch.inference_mode():
-                every = forward(models[version])(ids).logits[0, :-1].log_softmax(-1)
-            exact = every.gather(1, ids[0, 1:, None])[:, 0]
-            difference = float((exact - own)[versions == version].abs().max())
-            worst[version] = max(worst.get(version, 0.0), difference)
+        places: dict[str, list[int]] = {}
+        for place, version in enumerate(sequence.versions):
+            if place and version != -1:
+                places.setdefault(models[version], []).append(place)
+        for model, own in places.items():
+            for place, difference in zip(own, differences(model, sequence, own), strict=True):
+                version = sequence.versions[place]
+                worst[version] = max(worst.get(version, 0.0), abs(difference))
     return worst
 
 
@@ -138,19 +135,25 @@ async def under_load(runtime: Runtime, work: Any, kind: Any = agent) -> list[Res
     """Run programs with tools, forks, contexts and preemptions. Do ``work`` when calls run, and
     again when three programs have ended.
     """
-    ended = 0
+    ended, third = 0, asyncio.Event()
+
+    async def when_calls_run() -> None:
+        while not (await runtime.executor.snapshot())["running"]:
+            await asyncio.sleep(0.005)
+        await work()
 
     async def updates() -> None:
-        for least in (0, 3):
-            while ended < least or not (await runtime.executor.snapshot())["running"]:
-                await asyncio.sleep(0)
-            await work()
+        await when_calls_run()
+        await third.wait()
+        await when_calls_run()
 
     async def all_of(kind: Any) -> list[Result]:
         nonlocal ended
         results = []
         async for each in batch(kind, INPUTS, runtime=runtime, tokens=True):
             ended += 1
+            if ended == 3:
+                third.set()
             results.append(each)
         return results
 
@@ -268,7 +271,7 @@ async def test_a_load_that_fails_in_the_middle(
         await runtime.update_weights(tmp_path)
     call = asyncio.create_task(greedy(engine, "kept", 200))
     while not (await engine.snapshot())["running"]:
-        await asyncio.sleep(0)
+        await asyncio.sleep(0.005)
     await engine.pause_generation("keep")
     from agentrt.executors.checkpoints import mark_of
 

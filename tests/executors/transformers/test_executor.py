@@ -264,7 +264,7 @@ async def test_a_whole_call_beside_another_gives_way_after_each_step(
         await anext(other)
         long = asyncio.ensure_future(reply(executor, name="p/0", max_tokens=200))
         while not any(one["call_id"] == "p/0" for one in (await executor.snapshot())["running"]):
-            await asyncio.sleep(0)
+            await asyncio.sleep(0.005)
         short = await reply(executor, name="r/0", max_tokens=2)
         assert short.report.finished_step < (await long).report.finished_step
 
@@ -280,7 +280,7 @@ async def test_a_call_that_is_broken_off_holds_nothing(executor: TransformersExe
     assert (await executor.aborted("p/0")).output_tokens >= 1
     task = asyncio.ensure_future(reply(executor, name="q/0", max_tokens=1000))
     while not (await executor.snapshot())["running"]:
-        await asyncio.sleep(0)
+        await asyncio.sleep(0.005)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task

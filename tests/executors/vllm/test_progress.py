@@ -249,9 +249,14 @@ def blocked_by_adapter(made: HeadlessEngine, name: str) -> Any:
     return request
 
 
-@pytest.mark.parametrize("caching", [True, False], ids=["cached", "uncached"])
-@pytest.mark.parametrize("blocked", [blocked_by_grammar, blocked_by_adapter])
-@pytest.mark.parametrize("settings", [*({"policy": name} for name in POLICIES), DEFAULTS])
+@pytest.mark.parametrize(
+    ("settings", "blocked", "caching"),
+    [
+        (settings, blocked, bool(policy % 2) is bool(reason))  # every two of these values meet
+        for policy, settings in enumerate([*({"policy": name} for name in POLICIES), DEFAULTS])
+        for reason, blocked in enumerate([blocked_by_grammar, blocked_by_adapter])
+    ],
+)
 def test_no_running_call_is_preempted_for_one_that_cannot_start(
     settings: dict[str, Any], blocked: Any, caching: bool
 ) -> None:

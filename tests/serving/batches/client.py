@@ -49,7 +49,7 @@ class BatchServer:
         """Wait until a batch has one of these statuses, or has ended if none is named."""
         async with asyncio.timeout(WAIT_S):
             while batch.status not in (statuses or ENDED):
-                await asyncio.sleep(0.005)
+                await asyncio.sleep(0.02)
                 batch = await self.clients(key).batches.retrieve(batch.id)
         return batch
 

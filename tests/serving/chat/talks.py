@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 from playwright.async_api import Browser, Page, ViewportSize, expect
 
 from agentrt.serving import chat, langgraph, observability
-from tests.serving.observability.browser import Watched
+from tests.serving.observability.browser import Watched, still_context
 
 expect.set_options(timeout=60_000)
 
@@ -23,7 +23,7 @@ async def shown(
     browser: Browser, url: str, *, size: ViewportSize = DESK, expected: str | None = None
 ) -> AsyncIterator[Page]:
     """The page, which must stay quiet, but for the complaint that is ``expected``."""
-    context = await browser.new_context(viewport=size)
+    context = await still_context(browser, size)
     watch = Watched.over(await context.new_page())
     # A page that has loaded hands its requests to a new interception a moment after `page.route`
     # has returned, and a key press may be faster. With this route, the page always intercepts.

@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("vllm")
 
-from playwright.async_api import ViewportSize, expect
+from playwright.async_api import Browser, ViewportSize, expect
 
 from agentrt.request import Call
 from agentrt.serving import chat, langgraph, observability
@@ -17,10 +17,9 @@ from agentrt.serving.programs.api import api as programs
 from agentrt.serving.questions.api import api as questions
 from tests.serving.chat.talks import DESK, PHONE, fits, say, shown
 from tests.serving.local import MODEL, Held, open_server
-from tests.serving.observability.browser import opened_browser
 from tests.serving.tenants.plain_keys import PlainKeys
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="module")]
 
 APIS = (programs, questions, langgraph.api, observability.api, chat.api)
 
@@ -36,12 +35,13 @@ def broken(call: Call) -> str:
 
 
 @pytest.mark.parametrize("size", [DESK, PHONE], ids=["desk", "phone"])
-async def test_a_user_talks_to_the_model(tmp_path: Path, size: ViewportSize) -> None:
+async def test_a_user_talks_to_the_model(
+    browser: Browser, tmp_path: Path, size: ViewportSize
+) -> None:
     """By the keyboard: tokens as they come, a second turn, a reload, an edit, an end."""
     database = f"sqlite:{tmp_path / 'agentrt.db'}"
     async with (
         open_server(answer, kind=Held, apis=APIS, database=database) as local,
-        opened_browser() as browser,
         shown(browser, local.url, size=size) as page,
     ):
         engine: Any = local.engine
@@ -79,11 +79,12 @@ async def test_a_user_talks_to_the_model(tmp_path: Path, size: ViewportSize) -> 
         await expect(page.locator("#threads li")).to_have_count(0)
 
 
-async def test_a_key_keeps_conversations_in_the_tab_and_errors_stay(tmp_path: Path) -> None:
+async def test_a_key_keeps_conversations_in_the_tab_and_errors_stay(
+    browser: Browser, tmp_path: Path
+) -> None:
     database = f"sqlite:{tmp_path / 'agentrt.db'}"
     async with (
         open_server(broken, apis=APIS, database=database, keys=PlainKeys()) as local,
-        opened_browser() as browser,
         shown(browser, local.url, expected="Failed to load resource") as page,
     ):
         await page.get_by_label("This server asks for an API key").fill("acme")

@@ -9,6 +9,7 @@ import json
 import logging
 import random
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import pytest
@@ -87,15 +88,19 @@ async def counted(local: LocalServer, **fields: Any) -> Any:
     return await local.client.post(COUNT, json=asked)
 
 
-def prompt_of(local: LocalServer) -> str:
-    """The text of the newest call's prompt."""
+@cache
+def tokenizer() -> Any:
     from tokenizers import Tokenizer
 
     from agentrt.executors.vllm.default_model import embedded_model
 
-    tokenizer = Tokenizer.from_file(f"{embedded_model(lambda message: None)}/tokenizer.json")
+    return Tokenizer.from_file(f"{embedded_model(lambda message: None)}/tokenizer.json")
+
+
+def prompt_of(local: LocalServer) -> str:
+    """The text of the newest call's prompt."""
     ids = local.engine.calls[-1].spec.prompt_token_ids
-    return str(tokenizer.decode(list(ids), skip_special_tokens=False))
+    return str(tokenizer().decode(list(ids), skip_special_tokens=False))
 
 
 @pytest.mark.parametrize("place", PLACES)

@@ -174,11 +174,11 @@ async def until_asked(client: LangGraphClient, thread: str, question: str) -> No
             state: Any = await client.threads.get_state(thread)
             if question in [one["value"] for task in state["tasks"] for one in task["interrupts"]]:
                 return
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(0.03)
 
 
 async def until_left(client: LangGraphClient, thread: str, nodes: list[str]) -> None:
     """Wait until all other nodes of a superstep have ended."""
     async with asyncio.timeout(TURN_S):
         while (await client.threads.get_state(thread))["next"] != nodes:
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(0.03)

@@ -173,7 +173,7 @@ async def test_runs_by_the_clock_are_their_makers(it: Serving) -> None:
             with pytest.raises(NotFoundError):
                 await asked
         while not (found := await ann.runs.list(thread, status="success")):
-            continue
+            await asyncio.sleep(0.02)
         await ann.crons.delete(cron["cron_id"])
         assert (found[-1]["metadata"] or {}).items() >= {"by": "ann"}.items()
 

@@ -98,7 +98,7 @@ async def over(client: LangGraphClient, thread: str, runs: int) -> None:
     """The thread has so many runs, and all of them have ended well."""
     async with asyncio.timeout(60):
         while [run["status"] for run in await client.runs.list(thread)] != ["success"] * runs:
-            await asyncio.sleep(0.001)
+            await asyncio.sleep(0.02)
 
 
 async def test_a_wait_for_deadlines_is_not_longer_than_was_said() -> None:

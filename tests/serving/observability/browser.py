@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from playwright.async_api import Browser, Page, async_playwright
+from playwright.async_api import Browser, BrowserContext, Page, ViewportSize, async_playwright
 
 # The first is Chromium without windows, and without what those load for each new one.
 _NAMES = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
@@ -46,6 +46,11 @@ async def opened_browser(*flags: str) -> AsyncIterator[Browser]:
             yield browser
         finally:
             await browser.close()
+
+
+async def still_context(browser: Browser, size: ViewportSize) -> BrowserContext:
+    """A context whose pages show no animations, since each frame is drawn by the processor."""
+    return await browser.new_context(viewport=size, reduced_motion="reduce")
 
 
 @dataclass(slots=True)

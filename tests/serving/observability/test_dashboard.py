@@ -23,7 +23,12 @@ from agentrt.journal import Journal
 from agentrt.journal.store import SQLiteStore
 from agentrt.serving.observability.dashboard import dashboard
 from tests.doubles.scripted import ScriptedExecutor
-from tests.serving.observability.browser import Watched, check_access, opened_browser
+from tests.serving.observability.browser import (
+    Watched,
+    check_access,
+    opened_browser,
+    still_context,
+)
 from tests.serving.observability.pair import write_pair
 from tests.serving.observability.staged import (
     Order,
@@ -58,7 +63,7 @@ async def watched(
 
     ``check`` is asked first when the page asks for events.
     """
-    context = await browser.new_context(viewport={"width": 1400, "height": 900})
+    context = await still_context(browser, {"width": 1400, "height": 900})
     watch = Watched.over(await context.new_page())
     try:
         if check is not None:

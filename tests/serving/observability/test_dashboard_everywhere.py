@@ -24,6 +24,7 @@ from tests.serving.observability.browser import (
     check_access,
     check_stops,
     opened_browser,
+    still_context,
 )
 from tests.serving.observability.staged import breaker, gates, grower, sayer, sleeper, waiter
 
@@ -56,7 +57,7 @@ async def browser() -> AsyncIterator[Browser]:
 @asynccontextmanager
 async def looking(browser: Browser, url: str, size: ViewportSize) -> AsyncIterator[Page]:
     """The dashboard at ``url``, which must not complain."""
-    context = await browser.new_context(viewport=size)
+    context = await still_context(browser, size)
     watch = Watched.over(await context.new_page())
     try:
         await watch.page.goto(url)

@@ -48,7 +48,7 @@ async def got(client: httpx.AsyncClient, run: str, *states: str) -> Any:
             if found["state"] in states:
                 return found
             assert found["state"] in ("running", "waiting for a human"), found
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(0.02)
 
 
 def recorded_in(database: str) -> set[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta, timezone
@@ -281,6 +282,7 @@ async def test_a_run_is_started_by_itself(client: LangGraphClient) -> None:
     assert changed["on_run_completed"] is None
     found: list[Any] = []
     while not found:
+        await asyncio.sleep(0.02)
         found = await client.runs.list(thread, status="success")
     await client.crons.delete(cron["cron_id"])
     assert found[-1]["metadata"]["of"] == "cron"

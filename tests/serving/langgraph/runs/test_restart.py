@@ -151,7 +151,7 @@ async def test_no_step_is_lost_or_done_twice_in_a_state(server: Restarts) -> Non
     ended = random.Random(7).randrange(1, 20)
     async with asyncio.timeout(60):
         while sum([await is_done(client, run) for run in runs]) < ended:
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(0.05)
     server.process.kill()
     await server.process.start()
     for run in runs:
