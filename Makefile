@@ -25,7 +25,7 @@ FAILED := .pytest_cache/failed
 # For tests that take longer than one of `make test` may.
 PATIENT := --timeout 3600 --override-ini faulthandler_timeout=0
 
-.PHONY: check docs docs-serve coverage test-differential record-reference help setup setup-next demo test test-bytecode test-engine test-needs test-programs test-langgraph test-apart test-servers test-commands test-rest test-next fuzz mutate lint wheels format clean
+.PHONY: check docs docs-serve coverage test-differential record-reference help setup setup-next demo test test-engine test-needs test-langgraph test-apart test-servers test-commands test-rest test-next fuzz mutate lint wheels format clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -49,9 +49,8 @@ setup-next: $(NEXT_INSTALLED) ## Make an environment with the next version of vL
 demo: $(INSTALLED) ## Run an agent program on a real engine
 	$(BIN)/agentrt run demos/react.py
 
-# Six at once on two cores: starts of engines, restarts of servers and browsers wait a lot. The
-# set-up is among these targets, because what apt-get installs does not need the environment.
-test: ## Check the style, the types and the layers, and run all tests
+# Six at once on two cores: starts of engines, restarts of servers and browsers wait a lot.
+test: $(INSTALLED) ## Check the style, the types and the layers, and run all tests
 	@rm -rf $(FAILED)
 	@FAILED=$(FAILED) $(MAKE) --no-print-directory --jobs 6 --keep-going --output-sync=target \
 		lint test-engine test-langgraph test-servers test-commands test-rest test-apart
@@ -75,13 +74,9 @@ test-commands: $(CLIENTS) test-needs
 test-rest: $(CLIENTS) test-needs
 	.ci/test-group rest $(addprefix --ignore ,$(SERVERS) $(COMMANDS) $(LANGGRAPH) $(APART) $(ENGINES))
 
-test-needs: test-programs test-bytecode
-
-test-programs:
-	@.ci/setup-tests
-
 # Compiled here, since tests start hundreds of processes, and PYTHONDONTWRITEBYTECODE may be set.
-test-bytecode: $(INSTALLED)
+test-needs: $(INSTALLED)
+	@.ci/setup-tests
 	@$(BIN)/python -m compileall -q agentrt benchmarks tests
 
 test-differential: $(INSTALLED) ## Compare with vLLM's own server once more, with a larger model (7 minutes)

@@ -157,12 +157,13 @@ def _of_graph(name: str, form: _Form, open_graph: _Opener, runtime: Runtime) -> 
         schema = form.schema
         missing = [key for key in schema.get("required", ()) if key not in arguments]
         known = schema.get("properties")
+        allowed = ", ".join(known or ()) or "none"
         unknown = [] if known is None else [key for key in arguments if key not in known]
         if missing or unknown:
             fault = (
                 f"missing arguments: {', '.join(missing)}"
                 if missing
-                else f"unknown arguments: {', '.join(unknown)}; use {', '.join(known or ()) or 'none'}"
+                else f"unknown arguments: {', '.join(unknown)}; use {allowed}"
             )
             raise ToolArgumentsError(f"tool {name}: {fault}", name=name)
         graph_input = dict(arguments) if form.is_whole else arguments[_INPUT]
