@@ -88,7 +88,9 @@ async def measure(client: str, turns: int) -> list[Turn]:
 
 
 def turn_of(calls: Sequence[CachedCall]) -> Turn:
-    """Return the sums over calls."""
+    """Return the number of a turn's calls, and the sums of the calls' prompt tokens, of the tokens
+    that could be cached, and of the cached tokens.
+    """
     return Turn(
         len(calls),
         sum(call.prompt for call in calls),

@@ -94,8 +94,8 @@ def checked(token: object) -> int:
     """Return ``token`` if it is a token id or `END`; otherwise raise `ConfigError`."""
     if isinstance(token, bool) or not isinstance(token, int) or token < END:
         raise ConfigError(
-            f"an automaton allows {token!r} as the next token; allowed are token ids, which are "
-            "integers from 0 on, and END"
+            f"an automaton allows {token!r}, which is not a token id; its method allowed() must "
+            "return token ids (integers from 0 on) or END"
         )
     return token
 

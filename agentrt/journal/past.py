@@ -105,8 +105,9 @@ def without_gone(
 class Past:
     """The recorded nodes of one program that the resumed code has not reached yet.
 
-    ``gone`` has the nodes that the program has left for good, each with the number of its last
-    attempt. These nodes are not among the recorded nodes.
+    ``gone`` has the places of the nodes that the program will not reach again, because its resumed
+    code had diverged, each with the number of the node's last attempt (`gone_in`). These nodes are
+    not among the recorded nodes.
     """
 
     def __init__(

@@ -46,7 +46,9 @@ _OF_DEPTH = {
 
 
 def read_depth(options: Mapping[str, Any]) -> Machine:
-    """Return the engine of `depth_options`. Raises `ConfigError` for options of the other depth."""
+    """Return the engine that the options of `depth_options` describe. Raises `ConfigError` for
+    options of the other depth.
+    """
     depth = options["depth"]
     for other, names in _OF_DEPTH.items():
         for name in names:

@@ -165,7 +165,7 @@ class ModelRunner:
         self._rows[name] = _Row(text, len(tokens), computed, tables, name in self.pooling)
 
     def _load(self, output: SchedulerOutput) -> None:
-        """Write the transfers that arrive with this step."""
+        """Write into the blocks the KV cache that the connector loads in this step."""
         for load in getattr(output.kv_connector_metadata, "loads", ()):
             self.write_loaded(*load)
 

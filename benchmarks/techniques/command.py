@@ -1,9 +1,10 @@
 """``benchmarks techniques``: programs that use agentrt's contexts, compared with an HTTP client.
 
 Both sides run the same functions if a client can run them, and otherwise the client runs the
-closest equivalent. The sides have the same model and the same engine options, and run in turns. One
-side uses the contexts of a runtime with an embedded engine; the other is a client of vLLM's own
-server, which sends the whole prompt with each call. Attention that a program chooses is compared
+closest equivalent. The sides run in turns, with the same model and the same engine options, except
+that only the embedded engine has the logits processor for watermarking. One side uses the contexts
+of a runtime with an embedded engine; the other is a client of vLLM's own server, which sends the
+whole prompt with each call. Attention that a program chooses is compared
 with plain code for transformers. No two repeats have the same texts.
 """
 
@@ -177,7 +178,9 @@ def text_of(name: str, repeat: int, index: int) -> str:
 
 @contextlib.asynccontextmanager
 async def engines(model: str, round_trip_s: float) -> AsyncIterator[dict[str, Side]]:
-    """Start an embedded engine, and vLLM's own server with the same options."""
+    """Start an embedded engine, and vLLM's own server with the same options, but without the logits
+    processor for watermarking.
+    """
     options = EngineOptions(model, _SLOTS)
     prepare_environment(options)
     own = replace(options, flags=("--logits-processors", _PROCESSOR))

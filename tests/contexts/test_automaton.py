@@ -140,5 +140,5 @@ def test_tokens_are_followed_as_far_as_they_are_allowed() -> None:
 
 @pytest.mark.parametrize("token", ["7", None, True, -2])
 def test_what_is_no_token_id_is_refused(token: int) -> None:
-    with pytest.raises(ConfigError, match="allowed are token ids"):
+    with pytest.raises(ConfigError, match="which is not a token id"):
         as_grammar(Table(((0, token, 1), (0, 5, 1))), 0)

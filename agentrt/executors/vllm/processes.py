@@ -121,8 +121,8 @@ def die_with_parent() -> None:
 
 
 def descendants(root: int | None = None) -> list[int]:
-    """Return the ids of all live descendants of ``root`` (by default this process), parents
-    first.
+    """Return the ids of the live descendants of ``root`` (by default this process), parents
+    first. Python's tracker of shared memory is left out.
     """
     try:
         children = psutil.Process(root).children(recursive=True)

@@ -1,4 +1,4 @@
-"""LangGraph programs on agentrt: find the program of each call, and the nodes that it waited for.
+"""LangGraph programs on agentrt: find each call's program, and the nodes that the call waited for.
 
 `ChatAgentRT` calls `follow` itself. `instrument` is for other chat models, which call a model over
 HTTP.

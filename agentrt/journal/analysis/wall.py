@@ -275,8 +275,11 @@ class _Walk:
     def _cover(
         self, stays: Sequence[Stay], since: float, until: float, rest: str, node: str = ""
     ) -> Iterator[WallInterval]:
-        """Yield the pieces of ``stays``, the nodes that ended between ``since`` and ``until``, and
-        between them pieces with the reason ``rest``. The last piece comes first.
+        """Yield the intervals from ``since`` to ``until``, the last interval first. Time in which
+        none of the nodes ``stays`` runs becomes intervals of ``node`` with the reason ``rest``.
+
+        ``stays`` is in the order of the nodes' ends. If nodes overlap, the node that ends last
+        counts, and the others are left out.
         """
         at = until
         for stay in reversed(stays):

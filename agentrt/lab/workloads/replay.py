@@ -97,8 +97,8 @@ class Turn:
 
 
 def chain(turns: Sequence[Turn], scales: Scales, notes: Counter[str]) -> ScaledCalls:
-    """Return the calls of a chain. Each turn waits for the previous turn, and extends it, unless
-    its prompt is shorter than the previous prompt.
+    """Return the calls of a chain. Each turn waits for the previous turn. If a turn's prompt is not
+    shorter than the previous prompt, the turn extends the previous turn.
     """
     replay, before = ScaledCalls(scales, notes, exact=True), 0
     for index, turn in enumerate(turns):

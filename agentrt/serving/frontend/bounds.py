@@ -332,8 +332,9 @@ class KnownFields:
             )
 
     def _unknown(self, value: Any, schema: Schema, at: str = "") -> str | None:
-        """Return the path of a field in ``value`` that no alternative of ``schema`` allows; None if
-        there is no such field.
+        """Return None if an alternative of ``schema`` allows all fields of ``value``. Otherwise,
+        find for each alternative a field that it does not allow, and return the path of the most
+        deeply nested of these fields.
         """
         unknown_fields: list[str] = []
         for alternative in self._readings(schema):

@@ -1,7 +1,9 @@
-"""Metrics for Prometheus: counters of programs and calls, and gauges of the current state.
+"""Metrics for Prometheus: counters and histograms of programs and calls, and gauges of the current
+state.
 
-The registry's events update the counters. Counters of calls take their values from the process
-table, so that they agree with the programs' reports.
+The counters and histograms are updated when a node or a program ends. The sums over a program's
+calls, such as the number of tokens, come from the program's row of the process table, so that they
+agree with the program's report.
 """
 
 from __future__ import annotations

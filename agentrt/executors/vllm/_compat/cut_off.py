@@ -335,7 +335,9 @@ class _Alike(_Base):
     def _read_joined(
         self, text: str, ids: list[int], request: Any, prompt: list[int] | None, *, finished: bool
     ) -> Any:
-        """Read several tokens, one at a time for as long as the parser needs this."""
+        """Read several tokens: one at a time while the parser needs single tokens, and then all
+        remaining tokens at once.
+        """
         assert self._texts is not None
         assert self._by_token is not None
         joined, pieces = Joined(), deque(self._texts.split(text, ids))

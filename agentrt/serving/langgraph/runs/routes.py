@@ -202,7 +202,9 @@ class RunRoutes(Routes):
         stream_mode: _ThreadModes = None,
         last_event_id: Annotated[str | None, Header()] = None,
     ) -> EventSourceResponse:
-        """Stream the events of all runs of a thread that begin from now on."""
+        """Stream the events of the thread's runs that begin from now on. Runs that have already
+        begun are left out.
+        """
         await self._state.thread(caller, thread_id, "read")
         if last_event_id:
             raise invalid(
