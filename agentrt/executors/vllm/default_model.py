@@ -49,8 +49,9 @@ def embedded_model(progress: Progress) -> Path:
     """Return the folder of SmolLM2-135M-Instruct, which is converted on first use.
 
     Several processes may call this at the same time: one process converts the model, and the others
-    wait. The folder gets its final name when it is complete. Raises `ModelLoadError` if the model's
-    files are missing or cannot be written.
+    wait. The folder gets its final name when it is complete. Raises `ModelLoadError` if a package
+    that the conversion needs is missing, if the folder cannot be written, or if another process
+    holds the lock for too long.
     """
     folder = models_folder() / _FOLDER_NAME
     if _is_complete(folder):
