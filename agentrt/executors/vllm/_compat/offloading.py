@@ -26,7 +26,8 @@ def policy_of(scheduler: Scheduler) -> CachePolicy | None:
 
 
 def without_loading(scheduler: Scheduler, output: SchedulerOutput) -> SchedulerOutput:
-    """Return the output of a step, without the preempted requests that load KV cache again.
+    """Return the output of a step. Its list of preempted requests leaves out those that load KV
+    cache again.
 
     vLLM's connector assumes that all transfers of a preempted request are copies to host memory.
     But a request that was preempted by a reset of the prefix cache may begin to load in the next
@@ -75,7 +76,7 @@ def in_prefix_order(
 
 
 def keys_of(scheduler: Scheduler, hashes: Sequence[bytes]) -> list[OffloadKey]:
-    """Return the keys of blocks with these hashes in host memory, for all cache groups."""
+    """Return the keys that blocks with these hashes have in host memory, for all cache groups."""
     managers = scheduler.kv_cache_manager.coordinator.single_type_managers
     groups = [manager.kv_cache_group_id for manager in managers]
     return [make_offload_key(value, group) for value in hashes for group in groups]
