@@ -197,7 +197,7 @@ class Supervisor:
     # -- death and restart -------------------------------------------------------------
 
     def lost(self, replica: Replica, engine: Executor, error: Exception) -> None:
-        """Report that an engine died, and restart its replica, unless it has died too often.
+        """Report that an engine died. Restart its replica, unless the replica has died too often.
 
         If a death is reported several times, the engine is replaced once.
         """
