@@ -71,7 +71,9 @@ def separates_salts(scheduler: Scheduler) -> bool:
 def in_prefix_order(
     groups: Sequence[Sequence[OffloadKey]], context: ReqContext
 ) -> list[OffloadKey]:
-    """Return a request's keys, of all cache groups, in the order of its prompt."""
+    """Return a request's keys, of all cache groups, in the order of its prompt. If vLLM does not
+    know the positions of all keys, their order is unchanged.
+    """
     return order_request_keys(groups, context)
 
 
