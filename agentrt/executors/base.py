@@ -241,8 +241,8 @@ class Executor(ABC):
     async def front_setups(self) -> Sequence[FrontSetup]:
         """Return the setup of vLLM's front end for each served model.
 
-        The result is empty for executors that accept chat requests as they are, so that no front
-        end has to render them to tokens, and for a vLLM engine without a tokenizer.
+        The result is empty for executors that accept chat requests as they are, for executors with
+        their own front end (`own_frontend`), and for a vLLM engine without a tokenizer.
         """
         return ()
 

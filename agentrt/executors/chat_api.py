@@ -172,7 +172,8 @@ class Frontend(ABC):
 
     Its methods raise `CallRejectedError` for a request that is not supported, `PromptTooLongError`
     for a chat that exceeds the model's context, `NotServedError` for a model that is not served,
-    and the errors of `Executor.generate`.
+    and the errors of `Executor.generate`. The methods from `count_tokens` to `addressed` raise
+    `ConfigError` if the front end has no tokenizer.
     """
 
     @abstractmethod

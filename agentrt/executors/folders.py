@@ -15,8 +15,8 @@ def user_folder(kind: Literal["cache", "data"], variable: str) -> Path:
     """Return the user's folder for agentrt's cache or data files. It may not exist yet.
 
     It is the folder that the environment variable called ``variable`` names, or else the platform's
-    folder. Raises `ConfigError` if the folder is below the user's home folder, and the user has
-    none.
+    folder. Raises `ConfigError` if the folder would be below the user's home folder, but the user
+    has no home folder.
     """
     named = os.environ.get(variable)
     try:

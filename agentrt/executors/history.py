@@ -123,7 +123,7 @@ class HistoryFile:
         load(self._policy.learned, values)
 
     def values(self) -> Values | None:
-        """Return all statistics as JSON values; None if this engine's settings learn nothing."""
+        """Return all statistics as JSON values; None if nothing is learned (``learns``)."""
         return saved(self._policy.learned) if self._learns else None
 
     def learn(self, totals: ProgramTotals) -> None:

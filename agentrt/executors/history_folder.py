@@ -43,7 +43,8 @@ Warn = Callable[[str], None]
 def data_folder() -> Path:
     """Return the folder for agentrt's data, which may not exist yet.
 
-    Raises `ConfigError` if the folder is below the user's home folder, and the user has none.
+    Raises `ConfigError` if the folder would be below the user's home folder, but the user has no
+    home folder.
     """
     return user_folder("data", FOLDER_VARIABLE)
 
@@ -136,7 +137,9 @@ def _check(path: Path, warn: Warn) -> None:
 
 
 def _delete_old(folder: Path, most: int) -> None:
-    """Delete unfinished files of dead processes, and all but the ``most`` latest history files."""
+    """Delete the unfinished files of dead processes. Keep only the latest history files: ``most``
+    files.
+    """
     ours: list[tuple[float, Path]] = []
     for path in folder.iterdir():
         if not _OURS.fullmatch(path.name):

@@ -43,7 +43,7 @@ _KEPT = ("demotions", "promotions", "preemptions", "steps", "arrived_step", "lev
 class _CallWork:
     """The remaining work of a call: the ``words`` to output, and the queue that receives them.
 
-    The item None in the queue marks the end of the call.
+    The item None in the queue says that the engine has stopped before the call ended.
     """
 
     words: list[str]

@@ -13,6 +13,6 @@ def keep_stdout_clean() -> None:
     from ray._private import worker
 
     def drop(data: Any, *, ignore_prefix: bool) -> None:
-        """Replace Ray's function that prints; it must have the same parameter names."""
+        """Print nothing. This replaces Ray's function, and needs the same parameter names."""
 
     worker.print_to_stdstream = drop

@@ -181,7 +181,8 @@ class EngineActor:
         await self._engine.load_weights(weights, clear_cache=clear_cache)
 
     async def cached_blocks(self) -> tuple[KVEventBatch, int, tuple[str, int]] | None:
-        """Return the blocks in the prefix cache, the tokens of a block, and `VLLMEngine.hashing`.
+        """Return the blocks in the prefix cache, the number of tokens of a block, and
+        `VLLMEngine.hashing`.
 
         Return None if the engine makes no KV events.
         """

@@ -37,7 +37,8 @@ def gpus_each(flags: Sequence[str]) -> int:
 def visible_devices(present: int, environment: Mapping[str, str]) -> int:
     """Return how many of a machine's ``present`` GPUs CUDA_VISIBLE_DEVICES allows.
 
-    Raises `ConfigError` if the variable names a GPU that the machine does not have.
+    Raises `ConfigError` if the variable has the number of a GPU that the machine does not have.
+    GPUs that are named in another way, such as by a UUID, are counted without a check.
     """
     chosen = environment.get("CUDA_VISIBLE_DEVICES")
     if chosen is None:

@@ -68,12 +68,12 @@ class Backoff:
     not started again.
 
     The first delay is ``first_s`` seconds; each next delay is twice as long, up to ``longest_s``.
-    A replica that dies within ``steady_s`` seconds of its start more than ``tries`` times in a row
-    is not started again.
+    A replica that dies more than ``tries`` times in a row is not started again. A failed start
+    counts as a death. A death that comes ``steady_s`` seconds or more after the engine was ready
+    begins a new row.
 
     The library tenacity is not used, because it only retries a single call. Here, deaths are
-    counted over the life of a replica, and the count starts again after ``steady_s`` seconds
-    without a death.
+    counted over the life of a replica.
     """
 
     first_s: float = 0.5
@@ -180,7 +180,7 @@ class Replica:
         return not self.model or is_model(model, self.model)
 
     def died(self, error: BaseException, now: float, backoff: Backoff) -> float | None:
-        """Note that the engine died with ``error``.
+        """Note that the engine died, or could not be started, because of ``error``.
 
         Returns the seconds until the next start, or None if the replica is not started again.
         """

@@ -47,7 +47,9 @@ class Routing:
         self._streams[replica.name] = KVEventStream()
 
     def ready(self, replica: Replica) -> None:
-        """Follow the KV events of a replica's engine, which has started."""
+        """Note that a replica's engine has started. Follow the engine's KV events if the router
+        uses cached blocks and the engine reports them.
+        """
         engine = replica.executor
         replica.view.slots = engine.info.slots or 0
         if self._reads_blocks_of(engine):
@@ -57,7 +59,7 @@ class Routing:
             self._request_snapshot(replica, engine)
 
     def lost(self, replica: Replica) -> None:
-        """Forget the prefix cache of a replica whose engine died."""
+        """Forget the prefix cache of a replica whose engine died or will be replaced."""
         self._forget(replica)
         self._block_sizes.pop(replica.name, None)
         self.dispatcher.lost(replica.view)

@@ -172,7 +172,8 @@ class Supervisor:
     async def ready_among(self, able: list[Replica], timeout_s: float) -> list[Replica]:
         """Wait until replicas of ``able`` are ready, and return them.
 
-        Raises `EngineDiedError` if none is ready within ``timeout_s`` seconds, or all are given up.
+        Raises `EngineDiedError` if none is ready within ``timeout_s`` seconds, if all are given up,
+        or if the supervisor is closed.
         """
         deadline = time.monotonic() + timeout_s
         while not (ready := [r for r in able if r.state is ReplicaState.READY]):
@@ -196,7 +197,7 @@ class Supervisor:
     # -- death and restart -------------------------------------------------------------
 
     def lost(self, replica: Replica, engine: Executor, error: Exception) -> None:
-        """Report that an engine died, and restart its replica, unless it has died too often.
+        """Report that an engine died. Restart its replica, unless the replica has died too often.
 
         If a death is reported several times, the engine is replaced once.
         """
@@ -234,7 +235,9 @@ class Supervisor:
             self._notice(f"{replica.name} is back")
 
     async def _start_new_engine(self, replica: Replica) -> float | None:
-        """Start a new engine. Return the seconds until the next attempt, or None to stop trying."""
+        """Start a new engine. Return the seconds until the next attempt; None if the engine has
+        started, or if the replica is given up.
+        """
         try:
             await replica.replace_engine()
             progressed = partial(self._progressed, replica)

@@ -56,9 +56,9 @@ class TextCache:
         return replace(self, ids=self.ids[:count], positions=self.positions[:count], layers=layers)
 
     def forget(self, before: int) -> None:
-        """Drop the tokens that no later token sees.
+        """Drop the keys and values of the tokens to which no later token attends.
 
-        ``before`` was the length of the text when this was last called.
+        ``before`` was the length of the text at the last call of this method.
         """
         assert self.attention is not None
         lengths = before, len(self.ids)

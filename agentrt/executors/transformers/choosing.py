@@ -141,10 +141,10 @@ def _warpers(temperature: float, sampling: Sampling) -> Any:
 def logprobs_of(
     logits: Tensor, token: int, most: int, allowed: Sequence[int] | None = None
 ) -> TokenLogprobs:
-    """Return ``token`` with its log probability, followed by the ``most`` likeliest tokens with
-    theirs. If ``token`` is one of these, it is not repeated.
+    """Return ``token`` with its log probability, followed by the likeliest tokens with theirs.
 
-    With ``allowed``, the likeliest tokens are chosen from these tokens.
+    ``most`` is the number of likeliest tokens. With ``allowed``, they are the likeliest of the
+    allowed tokens. If ``token`` is one of the likeliest tokens, it is not repeated.
     """
     every = logits.log_softmax(-1)
     if allowed is None:

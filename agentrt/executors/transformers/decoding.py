@@ -99,7 +99,8 @@ class Decoding:
 
     ``cached`` is the number of prompt tokens that were cached. ``reason`` is the finish reason; ""
     until the end. Without ``stream`` and without stop strings, only the last step has text. Raises
-    `CallRejectedError` for a call that this executor does not support, and `PromptTooLongError`.
+    `CallRejectedError` for a call that this executor does not support, and `PromptTooLongError` if
+    the prompt leaves no room for output.
     """
 
     def __init__(

@@ -66,7 +66,7 @@ class CausalModel:
         """Load a model from a folder or the hub onto the GPU, or without a GPU onto the CPU.
 
         ``dtype`` is by default the model's own on a GPU, and float32 on a CPU. Raises
-        `ModelLoadError`.
+        `ModelLoadError` if transformers cannot load the model.
         """
         import torch
         from transformers import AutoModelForCausalLM, AutoTokenizer

@@ -31,7 +31,7 @@ def engine_input(
     unchanged. A call whose prompt is token ids is sampled with the parameters in its spec; its
     prompt and output have at most ``max_model_len`` tokens together. Raises `PromptTooLongError` if
     the prompt leaves no room for output, and `CallRejectedError` for a call without token ids, or
-    with an ``attention`` that vLLM does not support.
+    with an ``attention``, which vLLM does not support.
     """
     spec = call.spec
     rendered = spec.rendered

@@ -78,9 +78,10 @@ class GrammarThreads:
         self._running: list[_CompileJob] = []
 
     def submit(self, create: Callable[[Any], Any], request: Wanting) -> Future[Any]:
-        """Call ``create(request)`` in a thread when it is its tenant's turn; return the future.
+        """Call ``create(request)`` in a thread when it is the turn of the request's tenant. Return
+        the future of the result.
 
-        If the request has ended before its turn, the future never gets a result.
+        If the request has ended before this turn, the future never gets a result.
         """
         job = _CompileJob(self._owner(request), partial(create, request), request.is_finished)
         with self._lock:

@@ -49,8 +49,9 @@ def embedded_model(progress: Progress) -> Path:
     """Return the folder of SmolLM2-135M-Instruct, which is converted on first use.
 
     Several processes may call this at the same time: one process converts the model, and the others
-    wait. The folder gets its final name when it is complete. Raises `ModelLoadError` if the model's
-    files are missing or cannot be written.
+    wait. The folder gets its final name when it is complete. Raises `ModelLoadError` if a package
+    that the conversion needs is missing, if the folder cannot be written, or if another process
+    holds the lock for too long.
     """
     folder = models_folder() / _FOLDER_NAME
     if _is_complete(folder):
@@ -81,7 +82,8 @@ def embedded_source() -> Path:
 def models_folder() -> Path:
     """Return the folder for converted models, which may not exist yet.
 
-    Raises `ModelLoadError` if the folder is below the user's home folder, and the user has none.
+    Raises `ModelLoadError` if the folder would be below the user's home folder, but the user has no
+    home folder.
     """
     try:
         return user_folder("cache", "AGENTRT_CACHE") / "models"
@@ -197,9 +199,8 @@ def _convert(source: Path, target: Path, progress: Progress) -> None:
 def _write_model(source: Path, target: Path) -> None:
     """Read the weights of the GGUF file ``source``, and write them as a model to ``target``.
 
-    This uses the reader of `from_pretrained`.
-
-    `from_pretrained` itself reads a GGUF file only if the package accelerate is installed.
+    This calls the reader of `from_pretrained` directly, because `from_pretrained` itself reads a
+    GGUF file only if the package accelerate is installed.
     """
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig

@@ -77,8 +77,8 @@ _LOG = logging.getLogger(__name__)
 class VLLMEngine(CoreClient):
     """An `Executor` that owns one vLLM engine, whose core runs in its own process.
 
-    Without ``options`` it is the engine that ``agentrt run`` starts by default if it runs no batch
-    (``--inputs``). After the start, ``model`` and ``max_num_seqs`` have the values that the engine
+    Without ``options``, the engine has the options that ``agentrt run`` uses by default without
+    ``--inputs``. After the start, ``model`` and ``max_num_seqs`` have the values that the engine
     runs with.
     """
 

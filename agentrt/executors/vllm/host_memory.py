@@ -53,12 +53,12 @@ class HostRoom:
         return self.shared - _KEPT_SHARED
 
     def gib(self, engines: int = 1) -> int:
-        """Return the whole GiB that each of ``engines`` engines takes with ``auto``."""
+        """Return how many whole GiB each of ``engines`` engines can take."""
         return max(0, min(self._of_free, self._of_shared) // max(1, engines) // _GIB)
 
     @property
     def is_limited_by_shared_memory(self) -> bool:
-        """Whether more would be taken if ``/dev/shm`` were larger."""
+        """Whether engines could take more host memory if ``/dev/shm`` were larger."""
         return self._of_shared // _GIB < self._of_free // _GIB
 
     def useful_gib(self, engines: int, gpu_gib: float) -> int:

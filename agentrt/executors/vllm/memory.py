@@ -13,7 +13,7 @@ def free_memory() -> int:
 
 
 def _left_in_group(group: Path) -> int:
-    """Return the bytes that a control group's limit leaves.
+    """Return how many more bytes a control group may use; a huge number if it has no limit.
 
     The group counts cached files as used, but the system drops them when memory is needed.
     """

@@ -93,8 +93,8 @@ class EngineOptions:
         metrics: Whether the engine collects vLLM's own metrics for `Executor.metrics`.
         served_model_name: The model's name in these metrics; None means its own name.
         host_memory: GiB of host memory to which a GPU's KV cache is offloaded; 0 switches
-            the offload off, and ``auto`` takes what is free on the machine, except for a reserve
-            (`HostRoom`).
+            the offload off. ``auto`` takes what is free on the machine, except for a reserve
+            (`HostRoom`), or nothing if this is less than the memory of the engine's GPUs.
     """
 
     model: str | None = None
@@ -209,8 +209,8 @@ def _host_memory(
     """Return the setting for the size of host memory; empty without host memory.
 
     Warns if ``options`` has a number of GiB, but the engine runs on the CPU, and if ``options`` has
-    `AUTO`, but less host memory is available than a GPU has memory. Raises `ConfigError` if
-    ``options`` has a number of GiB, and ``flags`` set host memory, too.
+    `AUTO`, but each engine would get less host memory than its GPUs have memory. Raises
+    `ConfigError` if ``options`` has a number of GiB, and ``flags`` set host memory, too.
     """
     # Imported here, because these modules import this module.
     from agentrt.executors.replicas.devices import gpus_each

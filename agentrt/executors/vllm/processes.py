@@ -160,7 +160,7 @@ def _cpu_seconds(pid: int) -> float:
 
 
 def end_descendants(grace_s: float = 0.0) -> int:
-    """End all descendants of this process, and return how many there were.
+    """End the `descendants` of this process, and return how many there were at first.
 
     They get SIGTERM, and SIGKILL after ``grace_s`` seconds; with 0 they get SIGKILL at once.
     """

@@ -1,6 +1,6 @@
-"""A queue and a limit in which tenants take turns, and a thread with such a queue.
+"""Lets tenants take turns: in a queue, within a limit on the work in progress, and in a thread.
 
-The owner of an item or of work is the tenant for which it is done.
+The owner of an item in a queue, or of some work, is a tenant.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ class InTurn(Generic[T]):
         self._waiting.setdefault(owner, deque()).append(item)
 
     def next(self, without: Collection[str] = ()) -> T | None:
-        """Take an item of the owner whose last turn is longest ago; None if there is none.
+        """Remove and return the next item of the owner whose last turn is longest ago. Return None
+        if there is no such item.
 
         Owners in ``without`` are skipped. Items that are over are dropped, and do not count as a
         turn.

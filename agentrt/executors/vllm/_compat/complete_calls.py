@@ -24,7 +24,8 @@ from vllm.renderers.chat_utils import make_tool_call_id
 def completing(parser: type[Any], ends: frozenset[int]) -> type[Any]:
     """Return a subclass of ``parser`` that adds the calls that the parser's streams miss.
 
-    Returns ``parser`` itself if its streams miss no calls.
+    Returns ``parser`` itself if it has no tool parser, if its tool parser is built on vLLM's parser
+    engine, or if it overrides `DelegatingParser.parse_delta`.
 
     ``ends`` are the token ids with which the model itself ends an output. Nothing is added to an
     output that ends with another token, since it was cut off.

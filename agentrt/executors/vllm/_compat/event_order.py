@@ -117,7 +117,9 @@ def _read_in_runs(
 
 
 def _read_text(engine: Any, read: Any, events: list[SemanticEvent], finished: bool) -> Any:
-    """Read events without calls. Blanks between calls and the first text are dropped."""
+    """Read events without calls. If the engine drops blanks before calls, blanks between calls and
+    the first text are dropped, too.
+    """
     is_after_calls = bool(engine._tool_slots) and not engine._content_has_nonws
     delta = read(events, finished=finished)
     if delta is None or not (is_after_calls and delta.content):

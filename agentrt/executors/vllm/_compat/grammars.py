@@ -27,8 +27,9 @@ also the maximum number of threads that the grammar library starts for each gram
 def validate(llm: AsyncLLM, params: Any) -> None:
     """Validate the constraint of ``params`` as vLLM does when a call is submitted.
 
-    Raises vLLM's error. After `validate_once`, vLLM does not validate this constraint again. A JSON
-    schema is converted to text, so that the core need not serialize it between its steps.
+    Raises vLLM's error for a constraint that vLLM refuses. After `validate_once`, vLLM does not
+    validate this constraint again. A JSON schema is converted to text, so that the core need not
+    serialize it between its steps.
     """
     processor = llm.input_processor
     params._validate_structured_outputs(

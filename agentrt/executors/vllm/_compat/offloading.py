@@ -26,7 +26,8 @@ def policy_of(scheduler: Scheduler) -> CachePolicy | None:
 
 
 def without_loading(scheduler: Scheduler, output: SchedulerOutput) -> SchedulerOutput:
-    """Return the output of a step, without the preempted requests that load KV cache again.
+    """Return the output of a step. Its list of preempted requests leaves out those that load KV
+    cache again.
 
     vLLM's connector assumes that all transfers of a preempted request are copies to host memory.
     But a request that was preempted by a reset of the prefix cache may begin to load in the next
@@ -70,12 +71,14 @@ def separates_salts(scheduler: Scheduler) -> bool:
 def in_prefix_order(
     groups: Sequence[Sequence[OffloadKey]], context: ReqContext
 ) -> list[OffloadKey]:
-    """Return a request's keys, of all cache groups, in the order of its prompt."""
+    """Return a request's keys, of all cache groups, in the order of its prompt. If vLLM does not
+    know the positions of all keys, their order is unchanged.
+    """
     return order_request_keys(groups, context)
 
 
 def keys_of(scheduler: Scheduler, hashes: Sequence[bytes]) -> list[OffloadKey]:
-    """Return the keys of blocks with these hashes in host memory, for all cache groups."""
+    """Return the keys that blocks with these hashes have in host memory, for all cache groups."""
     managers = scheduler.kv_cache_manager.coordinator.single_type_managers
     groups = [manager.kv_cache_group_id for manager in managers]
     return [make_offload_key(value, group) for value in hashes for group in groups]

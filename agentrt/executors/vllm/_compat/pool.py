@@ -109,11 +109,11 @@ def find_cached(scheduler: Scheduler, hashes: Sequence[bytes]) -> list[KVCacheBl
 
 
 def blocks_needed(scheduler: Scheduler, request: Request, free: int) -> int:
-    """Return how many of the ``free`` KV-cache blocks a waiting request needs for all its tokens
-    and its next token.
+    """Return how many free KV-cache blocks a waiting request needs for all its tokens and its next
+    token.
 
-    If this number is more than ``free``, the request's cached prefix is looked up, and the blocks
-    of the prefix that running requests use are left out of the result.
+    ``free`` is the number of blocks that are free. If the request needs more, its cached prefix is
+    looked up, and the blocks of the prefix that running requests use are left out of the result.
     """
     managers = scheduler.kv_cache_manager.coordinator.single_type_managers
     whole = sum(-(-(request.num_tokens + 1) // manager.block_size) for manager in managers)

@@ -153,10 +153,11 @@ def event_blocks(event: Any) -> list[bytes] | None:
 
 
 def compute_from(scheduler: Scheduler, key: str) -> None:
-    """Make vLLM look up only part of a request's prompt in the prefix cache.
+    """Make vLLM look up only the beginning of a prompt in the prefix cache, for requests whose
+    ``extra_args`` have ``key``.
 
-    The request's ``extra_args`` have, under ``key``, the position from which tokens are computed.
-    The request wants the log probabilities of these tokens, and cached tokens have none.
+    The value of ``key`` is the position from which tokens are computed. Such a request wants the
+    log probabilities of these tokens, and cached tokens have none.
     """
     manager = scheduler.kv_cache_manager
     for name in ("get_computed_blocks", "get_computed_blocks_for_connector"):

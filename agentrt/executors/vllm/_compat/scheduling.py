@@ -100,7 +100,9 @@ def begun_waiting(scheduler: Scheduler) -> list[Request]:
 
 @contextlib.contextmanager
 def offering(scheduler: Scheduler, waiting: RequestQueue) -> Iterator[None]:
-    """Let the scheduler start the requests of another queue ``waiting`` while it drains."""
+    """Let a scheduler that drains start the requests of ``waiting`` in the ``with`` block. This
+    queue replaces the scheduler's own waiting queue there.
+    """
     own, state = scheduler.waiting, scheduler.pause_state
     scheduler.waiting, scheduler._pause_state = waiting, PauseState.UNPAUSED
     try:

@@ -41,9 +41,10 @@ _Base: Any = object  # stands for the parser class that is mixed in behind ours
 
 def leave_odd_schemas_out(state: Any, config: Any, tokenizer: Any) -> None:
     """Make all APIs in ``state``, the state of vLLM's application, accept tools whose schemas the
-    grammar compiler refuses.
+    grammar compiler refuses, unless the tools are strict.
 
-    ``config`` is vLLM's configuration. The caller of such a request is told by `Caller.left_out`.
+    ``config`` is vLLM's configuration. `Caller.left_out` tells the caller of a request which
+    schemas were left out.
     """
     renderer = getattr(state, "online_renderer", None)
     parser = getattr(renderer, "parser", None)

@@ -137,7 +137,7 @@ class CallNotes:
             log_evictions(self._scheduler, self._evicted)
 
     def settle(self, output: SchedulerOutput) -> None:
-        """Note which programs got the blocks and slots that others lost in this step."""
+        """Note which programs got the blocks and slots that other programs lost in this step."""
         if not (self._evicted or self._preempted):
             return
         calls, takers = self._core.calls, self._takers
@@ -189,10 +189,12 @@ class CallNotes:
         return [[row.program_id, 0, row.attained_s] for row in rows[:FEW]]
 
     def _takers_of(self, call: QueuedCall, cached: int, known: int) -> list[Plain]:
-        """Return the programs that took blocks of a call. The program that took the most blocks
-        comes first.
+        """Return up to `FEW` programs that took blocks of a call, the program that took the most
+        blocks first. If no program is known, but the prefix cache was emptied since the call
+        arrived, return `EMPTIED`.
 
         The blocks are those of the tokens from ``cached`` to ``known``, which were computed before.
+        Of many blocks, about `_LOOKED_AT` are looked up.
         """
         size = self._block_size
         hashes = call.item.block_hashes[cached // size : known // size]

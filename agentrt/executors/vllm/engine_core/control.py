@@ -27,8 +27,8 @@ from agentrt.scheduler.table import ProcessTable, ProgramTotals
 
 
 class Controlled(Protocol):
-    """The attributes of the scheduler that the operations use, in addition to the attributes of
-    vLLM's class.
+    """The attributes of the scheduler that the operations use. Functions of `_compat`, to which
+    operations pass the scheduler, use further attributes of vLLM's class.
     """
 
     requests: dict[str, Any]

@@ -128,7 +128,7 @@ class ProtectedFreeQueue(FreeKVCacheBlockQueue):
                 self.append(block)
 
     def release_all(self) -> None:
-        """Stop protecting all blocks and forget their owners, after the cache was emptied."""
+        """Stop protecting all blocks, and forget their owners."""
         for owner in list(self._lists):
             self.release(owner)
         self._owner = [None] * len(self._owner)
@@ -208,7 +208,9 @@ class ProtectedFreeQueue(FreeKVCacheBlockQueue):
 
     @override
     def iter_blocks_after(self, cursor: KVCacheBlock | None) -> Iterator[KVCacheBlock]:
-        """Yield the blocks of all lists in the order of eviction, in O(n), unlike vLLM's method."""
+        """Yield the free blocks that are evicted after ``cursor`` (all free blocks if it is None),
+        in the order of eviction. This always reads all lists, unlike vLLM's method.
+        """
         blocks = iter(self.get_all_free_blocks())
         if cursor is not None:
             for block in blocks:

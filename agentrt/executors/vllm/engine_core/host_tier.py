@@ -104,7 +104,9 @@ class ProgramCachePolicy(CachePolicy):
         self._own(key, owner)
 
     def _own(self, key: OffloadKey, owner: CachedBlocks | None) -> None:
-        """Move a chunk to the end of an owner's list; None means the list without an owner."""
+        """Move a chunk to the end of an owner's list. If ``owner`` is None or released, move the
+        chunk to the end of the list of chunks that have no owner.
+        """
         if owner is not None and owner.released:
             owner = None
         self._leave(key)

@@ -95,8 +95,8 @@ class KVEventLog:
     def attach(self, outputs: Mapping[int, Any]) -> Mapping[int, Any]:
         """Add a note of the cache's changes to a step's ``outputs`` (by client), and return them.
 
-        The note is added to the first output that is the last of its call, if the call's client has
-        requested agentrt's report. Without such an output, the changes wait for a later step.
+        The note is added to the first output that is the last of its call and has agentrt's report,
+        which not all clients request. Without such an output, the changes wait for a later step.
         """
         for output in (output for client in outputs.values() for output in client.outputs):
             params = output.kv_transfer_params

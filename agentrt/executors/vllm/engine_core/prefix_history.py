@@ -27,7 +27,7 @@ def known_blocks(chains: Chains, hashes: Sequence[bytes]) -> int:
 
 
 def note_blocks(chains: Chains, hashes: Sequence[bytes], computed: int) -> None:
-    """Note that a call has computed the first ``computed`` of these blocks when it ended."""
+    """Note that a call, which has ended, computed the first ``computed`` of these blocks."""
     if computed <= 0:
         return
     at, common = -1, 0

@@ -158,7 +158,7 @@ class ProgramScheduler(AsyncScheduler):
         """Start over with other settings. There must be no unfinished call.
 
         ``policy`` replaces the policy that ``config`` names, for a policy without a name. Raises
-        `ConfigError` for settings that are refused; the former settings then remain in effect.
+        `ConfigError` for settings that are refused; the scheduler then keeps its present settings.
         """
         if config.admission == "memory" and not caches_prefixes(self):
             config = replace(config, admission="off")  # without a cache, no context is kept anyway

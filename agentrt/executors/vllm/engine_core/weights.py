@@ -2,9 +2,9 @@
 which blocks of the prefix cache a call may read.
 
 Blocks of old weights are not removed. The hash of a block covers the version of the weights that
-computed it (`salted`), so that calls under other weights do not find the block, in the engine's
-memory and in host memory. A call that keeps its blocks during an update (mode ``keep``) keeps their
-hashes, too, until it is preempted.
+computed it (`salted`), so that calls under other weights find the block neither in the engine's
+memory nor in host memory. A call that keeps its blocks during an update (mode ``keep``) keeps the
+hashes of these blocks, too, until the call is preempted.
 """
 
 from __future__ import annotations

@@ -65,7 +65,7 @@ class ProgramEngineClient(EngineClient):
     ) -> AsyncGenerator[Any, None]:
         """Return the outputs of a pooling model, such as an embedding or a score.
 
-        Without a caller, the call belongs to no program.
+        If no caller is set, the call is a program of its own (`NoProgram`).
         """
         pooling = CALLER.get() or NoProgram(self._executor)
         return self._outputs(pooling, prompt, pooling_params, request_id, options)

@@ -167,7 +167,7 @@ class VLLMFrontend(Frontend):
                 yield piece
 
     async def _rendered(self, request: Request, *, stream: bool) -> RenderedChat:
-        """Render a request. Raises `NotServedError`, `CallRejectedError` and vLLM's errors."""
+        """Render a request. Raises `NotServedError`, `EngineError` and vLLM's errors."""
         chat = await render_chat(self._serving, self._parsed(request, stream))
         if hasattr(chat, "error"):
             raise _refused(chat.error.model_dump())
@@ -288,8 +288,8 @@ class VLLMFrontend(Frontend):
         return str(await self._patient(len(ids), decode, ids, skip_special_tokens=False))
 
     async def _patient(self, size: int, work: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Return the result of ``work``; if ``size`` is large, run it in a thread, one at a
-        time.
+        """Return the result of ``work``. If ``size`` is more than `_QUICK`, ``work`` waits for
+        earlier such work, and runs in a thread.
         """
         if size <= _QUICK:
             return work(*args, **kwargs)

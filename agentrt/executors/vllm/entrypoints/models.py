@@ -30,8 +30,9 @@ async def open_frontend(
     """Open a front end whose calls run on ``executor``, which must have started.
 
     ``names`` are the names under which clients request the first model; by default its own name.
-    With ``reminders``, system messages in the middle of a chat stay at their place, whatever the
-    chat template does. Raises `ConfigError` for flags that vLLM's front end refuses.
+    With ``reminders``, vLLM's front end keeps system messages in the middle of a chat at their
+    place, whatever the chat template does. Raises `ConfigError` for flags that vLLM's front end
+    refuses.
     """
     own: Frontend | None = executor.own_frontend(names)
     if own is not None:
