@@ -1,4 +1,4 @@
-"""The private parts of LangGraph that we use: reserved names, message streams, `Auth` hooks.
+"""Private parts of LangGraph that the API uses: reserved names, message streams, `Auth` hooks.
 
 ``tests/serving/langgraph/test_compat.py`` names the tested versions, and fails when a part
 that is used here has changed or disappeared.

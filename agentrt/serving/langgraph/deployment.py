@@ -43,7 +43,7 @@ _ABSENT: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The effect of a key of ``langgraph.json``, or of a graph, on this server.
+    """A finding about a key of ``langgraph.json``, or about a graph.
 
     ``served`` is False if the key has no effect here. ``served`` is None if the missing effect is
     harmless, because the key is meant for another tool.

@@ -89,8 +89,10 @@ def row_json(row: sa.Row[Any], *hidden: str) -> dict[str, Any]:
 
 
 def encode(value: Any) -> bytes:
-    """Encode ``value`` as JSON. Messages, models and errors become objects, sets become lists, and
-    bytes become texts. Any other value that JSON cannot express becomes its ``repr``.
+    """Encode ``value`` as JSON. Messages, models, named tuples, mappings and errors become objects,
+    sets become lists, and bytes become texts. A value of any other class that orjson does not
+    support becomes its ``repr``. An integer of more than 64 bits becomes a text, and NaN becomes
+    null.
     """
     try:
         return orjson.dumps(value, default=_plain, option=_OPTIONS)

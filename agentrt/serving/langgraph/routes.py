@@ -1,4 +1,4 @@
-"""Declares the routes of the LangGraph API, and answers their errors."""
+"""The base classes of the LangGraph API's routes, and the answers to errors of requests."""
 
 from __future__ import annotations
 

@@ -83,8 +83,9 @@ class TenantState:
         return replace(run_access(record, purpose), user=caller.user)
 
     async def clear_away(self, now: float) -> None:
-        """Delete expired items of the store, expired threads, old streams, and temporary threads
-        whose runs ended more than `LINGER_S` seconds before ``now`` (seconds since 1970).
+        """Delete expired items of the store, expired threads or their older checkpoints (`sweep`),
+        old streams, and temporary threads that have not changed for `LINGER_S` seconds before
+        ``now`` (seconds since 1970).
         """
         await self.storage.forget_items()
         if await sweep(self.storage.database, now):
@@ -100,7 +101,7 @@ async def open_tenant_state(server: Server) -> AsyncIterator[TenantState]:
 
     Until the ``with`` block ends, chat models without an engine of their own use the server's
     engine. Raises `ConfigError` if the database cannot be opened or the environment variable
-    `CONFIGS` is invalid, and `ProgramLoadError` for a graph that cannot be made.
+    LANGGRAPH_CONFIG is invalid, and `ProgramLoadError` for a graph that cannot be made.
     """
     configs = graph_configs(os.environ.get(CONFIGS))
     async with AsyncExitStack() as stack:

@@ -1,4 +1,4 @@
-"""Calls the ``webhook`` URL of a run when the run has ended.
+"""Calls the ``webhook`` URL of a run when the run has ended, unless a client cancelled the run.
 
 The body to send is stored in the same transaction as the run's end, so that the next server sends
 the body if this server is killed. A URL may therefore be called twice, with the same ``run_id``.

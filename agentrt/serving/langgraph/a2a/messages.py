@@ -178,8 +178,8 @@ def parts_of(content: Any) -> list[Part]:
 
 
 def piece_of(event: str, data: bytes) -> list[Part]:
-    """Return the parts of the agent's message that an event of the run's stream carries. The list
-    is empty if the event carries no such message.
+    """Return the piece of the agent's message that an event of the run's stream carries, as parts.
+    The list is empty if the event carries no such piece.
     """
     if event != "messages":
         return []

@@ -57,7 +57,7 @@ class AgentRoutes(Routes):
 
         If the answer to a message or a cancellation takes long, the response begins early, and a
         newline every few seconds keeps the connection open: JSON may begin with newlines. All
-        answers have status 200, errors too.
+        responses of the SDK have status 200, also for errors.
         """
         dispatcher = await self._dispatcher()
         interval_s = self._state.server.keep_alive_s

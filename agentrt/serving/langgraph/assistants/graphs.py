@@ -250,7 +250,9 @@ class Graphs:
         return name in self.native
 
     def description(self, name: str) -> str | None:
-        """Return the docstring of a native program, or None for a graph or without a docstring."""
+        """Return the docstring of a native program; None for a program without a docstring, and for
+        a graph.
+        """
         return (getdoc(self.native[name].function) or None) if name in self.native else None
 
     def schemas(self, name: str, graph: Graph) -> dict[str, Any]:

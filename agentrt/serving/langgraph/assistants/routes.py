@@ -449,9 +449,10 @@ def changed_settings(
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the config and the context of a changed assistant.
 
-    A new config replaces the old config, and its ``configurable``, if it has any, the old context.
-    A new context replaces the old context and the old config's ``configurable``. Then `in_both`
-    adds the keys of each to the other.
+    A new config replaces the old config. If the new config has a ``configurable``, this also
+    replaces the old context. A new context replaces the old context and the old config's
+    ``configurable``. Then `in_both` adds the keys of the config to the context, and the keys of the
+    context to the config.
     """
     config, context = old["config"], old["context"]
     if body.config is not None:

@@ -45,7 +45,7 @@ _log = logging.getLogger(__name__)
 
 
 class User:
-    """A user, from the name, mapping or object that the authenticate hook returns.
+    """A user, made from the name, mapping or object that the authenticate hook returns.
 
     Raises `ConfigError` if the user has no identity.
     """
@@ -115,13 +115,17 @@ class Requester:
     def of_config(
         cls, tenant: str, config: Mapping[str, Any] | None, auth: Auth | None
     ) -> Requester:
-        """Return the caller that started a run, from the `config` that was stored with the run."""
+        """Return the caller that started a run or created a cron.
+
+        ``config`` is the stored result of `Requester.config`. If it is None or names no user, the
+        caller has no user.
+        """
         user = (config or {}).get("langgraph_auth_user")
         return cls(tenant, None if user is None else User(user), auth)
 
     @property
     def identity(self) -> str:
-        """The user's id; "anonymous" without authentication hooks."""
+        """The user's id; "anonymous" if there is no user."""
         return "anonymous" if self.user is None else self.user.identity
 
     async def authorize(self, resource: str, action: str, value: dict[str, Any]) -> Filter | None:
@@ -129,10 +133,10 @@ class Requester:
         that the user sees, or None for all objects.
 
         ``value`` describes the request in the form of LangGraph's own server. A hook may change the
-        metadata of an object that is created or changed (`metadata_after`), and all fields of an
-        operation of the store. Raises 403 if a hook refuses, 400 if it raises `ValueError`, and 500
-        if it returns an unknown filter. If a hook raises the SDK's `HTTPException`, raises an error
-        with the same status and detail.
+        metadata of an object that is created or changed (`metadata_after`), the kwargs of a run,
+        and all fields of an operation of the store. Raises 403 if a hook refuses, 400 if it raises
+        `ValueError`, and 500 if it returns an unknown filter. If a hook raises the SDK's
+        `HTTPException`, raises an error with the same status and detail.
         """
         hook = authorize_hook(self.auth, resource, action)
         if hook is None:
@@ -201,7 +205,7 @@ def authenticate(auth: Auth | None) -> Callable[[Request], Awaitable[None]]:
 
 async def caller_of(request: Request, auth: Auth | None, tenant: str) -> Requester:
     """Return the caller of a request of ``tenant``. Raises the errors of the authenticate hook, and
-    500 for a hook with unknown parameters or whose result is not a user.
+    500 if the hook has unknown parameters or returns a user without an identity.
     """
     user, hook = None, authenticate_hook(auth)
     if hook is not None:

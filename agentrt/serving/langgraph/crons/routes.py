@@ -96,7 +96,9 @@ class CronBody(RunTerms):
         return None if self.end_time is None else self.end_time.timestamp()
 
     def next_time(self, now: float) -> float | None:
-        """Return when a run is next due after ``now``, or None; in seconds since 1970."""
+        """Return when a run is next due after ``now``, in seconds since 1970; None if that is
+        after `end`.
+        """
         return next_time(self.schedule, self.timezone, now, self.end())
 
     def payload(self) -> Object:

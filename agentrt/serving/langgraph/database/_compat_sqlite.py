@@ -336,7 +336,7 @@ class TransactionTurns:
 
 
 def _size(values: Any) -> int:
-    """Return the size of a statement's values, in bytes or characters."""
+    """Return the total length of the texts and bytes among a statement's values."""
     if isinstance(values, str | bytes):
         return len(values)
     if isinstance(values, list | tuple):

@@ -131,9 +131,9 @@ class Either:
     def implied(self, identity: str) -> dict[str, Any]:
         """Return the values that a new item needs so that the user ``identity`` may see it.
 
-        The values are those that the first of the filter's alternatives that names the user
-        requires. Another alternative, such as ``{"shared": True}``, could show the item to other
-        users. If no alternative names the user, return {}.
+        These are the values that a single alternative of the filter requires: the first alternative
+        with a value that names the user. Any other alternative, such as ``{"shared": True}``, could
+        show the item to other users. If no alternative names the user, return {}.
         """
         for part in self.parts:
             needed = part.implied(identity)

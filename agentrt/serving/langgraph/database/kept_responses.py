@@ -98,7 +98,8 @@ class KeptResponses:
         return None if not chain else await asyncio.to_thread(_loaded, chain)
 
     async def owners(self, tenant: str, item_ids: Sequence[str]) -> set[str]:
-        """Return the ids of the tenant's responses that have any of these items.
+        """Return the ids of the tenant's responses that have any of these items. At most
+        `_MOST_ITEMS` of the items are looked up.
 
         Raises `ApiError` if the database cannot be read.
         """

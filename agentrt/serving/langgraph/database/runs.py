@@ -45,8 +45,8 @@ _INTERNAL = ("tenant", "number", "attempt", "origin", "result", "start_at", "gra
 @dataclass(frozen=True, slots=True)
 class RunRecord:
     """A run as a client requested it. ``kwargs`` is the request's body, merged with the config and
-    the context of the assistant. Times are in seconds since 1970, and ``start_at`` is a time of the
-    database's clock. ``number`` rises in the order of arrival.
+    the context of the assistant. ``created_at`` is in seconds since 1970, and ``start_at`` is a
+    time of the database's clock, in seconds. ``number`` rises in the order of arrival.
 
     ``origin`` describes the thread before the run's first start
     (`agentrt.serving.langgraph.runs.recovery`). ``attempt`` counts the starts so far.

@@ -70,7 +70,7 @@ class RevokedRuns:
 
     @contextmanager
     def writing(self, config: RunnableConfig) -> Iterator[bool]:
-        """Enclose a write of the run of ``config``, and yield whether the run may write."""
+        """Enclose a write by the run that ``config`` names, and yield whether the run may write."""
         run_id = str(config["configurable"].get("run_id"))
         done = asyncio.Event()
         self._writing[run_id].add(done)
@@ -171,7 +171,7 @@ async def open_storage(
 ) -> AsyncIterator[Storage]:
     """Open the database that ``option``, the value of ``--database``, names.
 
-    ``lifetimes`` are the defaults for items and threads, and ``machine`` the clocks of the machine.
+    ``lifetimes`` are the defaults for items and threads. ``machine`` has the clocks of the machine.
     Raises `ConfigError` if the database cannot be opened.
     """
     lifetimes = lifetimes or Lifetimes()

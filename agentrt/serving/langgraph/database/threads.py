@@ -1,5 +1,8 @@
-"""The rows of threads. A thread outlives its runs, and stays for its lifetime or without limit. The
-states of threads are LangGraph's checkpoints.
+"""The rows of threads. The states of threads are LangGraph's checkpoints.
+
+A thread outlives its runs. It may have a lifetime, at whose end the server deletes the thread or
+only the thread's older checkpoints. The temporary thread of a stateless run is deleted some time
+after the run's end.
 """
 
 from __future__ import annotations
@@ -45,8 +48,8 @@ class Threads:
     """The threads of all tenants. Before a method that takes no tenant is called for a client, the
     client's access to the thread must be checked.
 
-    ``asks`` is called when the open questions of a thread change. Their deadlines are noted in
-    ``deadlines``.
+    ``asks`` is called when the open questions of a thread may have changed. The deadlines of open
+    questions are noted in ``deadlines``.
     """
 
     def __init__(
@@ -73,9 +76,9 @@ class Threads:
     ) -> tuple[dict[str, Any], bool]:
         """Create a thread unless it exists, and return the thread and whether it is new.
 
-        If the thread exists, raises 409 unless the body's ``if_exists`` allows that and the thread
-        passes the filter ``only``. Raises 404 if ``if_exists`` allows an existing thread, but the
-        thread belongs to another tenant.
+        If the thread exists, raises 409 unless the body's ``if_exists`` allows an existing thread
+        and the thread passes the filter ``only``. Raises 404 if ``if_exists`` allows an existing
+        thread, but the thread belongs to another tenant.
         """
         key = body.thread_id or uuid4()
         try:
@@ -141,8 +144,8 @@ class Threads:
         self._asks()
 
     async def left_over(self, before: float) -> list[str]:
-        """Return the ids of temporary threads whose last run ended before the time ``before``
-        (seconds since 1970).
+        """Return the ids of the temporary threads that last changed before the time ``before``
+        (seconds since 1970), and that no run and no webhook needs any more (`in_use`).
         """
         c = threads.c
         old = (c.temporary, c.updated_at < before, c.thread_id.not_in(in_use()))
@@ -286,11 +289,11 @@ async def lifetime_json(database: Database, row: sa.Row[Any]) -> dict[str, Any] 
 
 
 async def sweep(database: Database, now: float) -> int:
-    """Delete the expired threads whose strategy is ``delete``. Of other expired threads, delete all
-    checkpoints except the latest.
+    """Delete the expired threads whose strategy is ``delete``. Delete the older checkpoints of the
+    other expired threads (`keep_latest`).
 
-    Returns the number of threads that it has handled, at most `_AT_ONCE`. ``now`` is in seconds
-    since 1970.
+    Returns the number of threads that were handled, at most `_AT_ONCE`. ``now`` is in seconds since
+    1970.
     """
     swept = 0
     for row in await database.rows(_over(now).limit(_AT_ONCE)):
@@ -320,8 +323,8 @@ def _over(now: float) -> sa.Select[Any]:
 
 
 async def _claim(database: Database, thread: str, now: float, *, deletes: bool) -> bool:
-    """Delete an expired thread, or mark it as swept. Returns False if the thread has been used
-    meanwhile.
+    """Delete an expired thread if ``deletes``, and otherwise mark the thread as swept. Returns
+    False, and changes nothing, if the thread has been used meanwhile.
     """
     async with database.writing() as connection:
         this = _over(now).where(threads.c.thread_id == thread).with_for_update(of=threads)

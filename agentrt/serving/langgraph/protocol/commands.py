@@ -131,8 +131,9 @@ class ProtocolCommands:
         }
 
     async def answer(self, caller: Requester, thread_id: UUID, body: Object) -> JSON:
-        """Carry out a command, and return its response. A failure is a response with an error code
-        of the protocol.
+        """Carry out a command, and return its response. For an invalid command, and for an
+        `HTTPException`, the response has an error code of the protocol. Other errors, such as
+        `BusyError`, are raised.
         """
         key, method = body.get("id"), body.get("method")
         if type(key) is not int or not isinstance(method, str):

@@ -145,7 +145,9 @@ class ProtocolRoutes(Routes):
     async def _of_thread(
         self, caller: Requester, thread: UUID, since: int, *, watches: bool
     ) -> AsyncIterator[ThreadEvent | None]:
-        """Yield the events of a thread after number ``since``, and None after the past events."""
+        """Yield the events of a thread after number ``since``. None follows the thread's past
+        events, and also the past events of each live run (`_of_run`).
+        """
         done: set[str] = set()
         with self._queue.listening(str(thread)) as beginning:
             if (row := await self._seen(caller, thread)) is not None:
@@ -200,7 +202,7 @@ class ProtocolRoutes(Routes):
 
         A question counts if it is open, and this is the last event that asks it (``last_events``,
         by the questions' ids). If ``since`` is 0, the end of a run counts only if the run is the
-        ``last`` run, and no other run of the thread has started meanwhile. All other events count.
+        ``last`` run, and no other run of the thread waits or runs. All other events count.
         """
         if not event.data.startswith(_OUTDATED):
             return True
@@ -285,8 +287,9 @@ class ProtocolRoutes(Routes):
     async def _of_run(
         self, record: RunRecord, live: LiveRun | None, after: int
     ) -> AsyncIterator[ThreadEvent | None]:
-        """Yield the events of a run after number ``after``; for a live run, also None after its
-        past events. Events that were deleted, because the run has too many events, are skipped.
+        """Yield the protocol events of a run after number ``after``, if the run has such events.
+        For a live run, None follows the past events. Events that were deleted, because the run has
+        too many events, are skipped.
         """
         if not record.kwargs.get("protocol"):
             return

@@ -7,7 +7,8 @@
     messages          messages as they grow: messages/metadata, messages/partial, messages/complete
     events            LangChain's events, without the graph's own "on_chain_stream"
 
-The name of an event of a subgraph ends with "|" and the subgraph's namespace.
+The name of a subgraph's event ends with "|" and the subgraph's namespace, except in the modes
+"messages" and "events".
 
 `ProtocolAdapter` makes events of the streaming protocol, for runs that were started by a command of
 that protocol. LangGraph makes most of these events (``astream_events(version="v3")``). The adapter
@@ -405,7 +406,7 @@ class StreamAdapter:
 
     def _note_values(self, values: Any) -> None:
         """Note values as the result. LangGraph sends each of several interrupts in separate values,
-        so collect them.
+        so collect the interrupts.
         """
         if isinstance(values, dict) and INTERRUPT in values:
             self._interrupts.update({interrupt.id: interrupt for interrupt in values[INTERRUPT]})

@@ -170,7 +170,7 @@ class RunQueue:
     @contextmanager
     def listening(self, thread: str) -> Iterator[asyncio.Queue[LiveRun | None]]:
         """Yield a queue that gets each run of the thread as it starts, and None when the server
-        stops.
+        stops. A queue that already has `_MAX_UNREAD` runs gets neither.
         """
         queue: asyncio.Queue[LiveRun | None] = asyncio.Queue(_MAX_UNREAD)
         self._listeners[thread].append(queue)
@@ -182,7 +182,7 @@ class RunQueue:
                 del self._listeners[thread]
 
     def end_listening(self) -> None:
-        """Tell all listeners that the server stops."""
+        """Tell the listeners that the server stops, except listeners whose queue is full."""
         for queues in self._listeners.values():
             for queue in queues:
                 if not queue.full():

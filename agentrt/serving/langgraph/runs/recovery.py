@@ -97,8 +97,8 @@ async def _roll_back_command(
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """How a run starts. If it ``resumes``, it starts at the thread's latest checkpoint without
-    input, otherwise as it was requested. In both cases the run may have a command.
+    """How a run starts. If the run ``resumes``, it starts at the thread's latest checkpoint without
+    input. Otherwise, it starts as it was requested. In both cases, the run may have a ``command``.
     """
 
     resumes: bool

@@ -23,8 +23,8 @@ OnLeave = Callable[[], None]
 
 
 def headers_of(row: sa.Row[Any], retry: str | None = None) -> dict[str, str]:
-    """Return the headers with a run's address and, with ``retry``, the address where a client whose
-    connection breaks can continue: ``join`` or ``stream``.
+    """Return the headers with a run's address. ``retry`` is ``join`` or ``stream``: it adds the
+    address at which a client can continue if its connection breaks.
     """
     path = f"/threads/{row._mapping['thread_id']}/runs/{row._mapping['run_id']}"
     headers = {"Content-Location": path}

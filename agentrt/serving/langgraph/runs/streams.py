@@ -170,7 +170,9 @@ def _check_next(page: Sequence[StreamEvent], run_id: str, after: int) -> None:
 
 
 async def stored_questions(database: Database, thread: str) -> list[ThreadEvent]:
-    """Return the stored events of a thread's runs that ask questions, and the lifecycle events."""
+    """Return the stored lifecycle events of a thread, and the stored events that ask questions, in
+    the order of their numbers.
+    """
     query = sa.select(runs.c.number.label("run"), *events.c).where(
         runs.c.thread_id == thread, events.c.run_id == runs.c.run_id, ASKS
     )
@@ -196,8 +198,8 @@ async def replay(
 
 @dataclass(slots=True, eq=False)
 class LiveRun:
-    """A run that waits or runs in this server. ``done`` is set when the run leaves the server. If
-    ``result`` is None then, the run has not ended, and the next server resumes it.
+    """A run that waits or runs in this server. ``done`` is set when the run has ended or the
+    server stops. If ``result`` is None then, the run has not ended, and the next server resumes it.
     """
 
     record: RunRecord

@@ -137,7 +137,7 @@ class StoreRoutes(Routes):
     """The routes of the store.
 
     The filter of a hook applies to the items' values. Items that the filter does not allow are not
-    found, replaced or deleted, and their namespaces are not listed.
+    found, replaced or deleted. Namespaces that have only such items are not listed.
     """
 
     def __init__(self, storage: Storage, quotas: Quotas) -> None:
