@@ -1,7 +1,7 @@
 """Files and batches in the PostgreSQL database of a server.
 
-A content consists of parts: blocks of an uploaded file, or the lines of a batch that were added
-together. A part is added in one transaction, so that no line is ever incomplete.
+A content consists of parts: blocks of an uploaded file, or lines of a batch that were added in one
+step. A part is added in one transaction, so that no line is ever incomplete.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ class PostgresContent:
 
 class _LockedConnection(PostgresConnection):
     """A connection that has the lock on the tables of files and batches. `connect` raises
-    `BlockingIOError` if another server has the lock.
+    `BlockingIOError` if another server still has the lock after `LOCK_WAIT_S` seconds.
     """
 
     def connect(self) -> psycopg.Connection[tuple[Any, ...]]:

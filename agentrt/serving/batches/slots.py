@@ -88,7 +88,7 @@ class CallSlots(Slots):
     """Slots for model calls: the slots of the engines that other calls leave free.
 
     The batches of a tenant use at most half of its limit ``calls``, so that the other half is left
-    for its interactive calls.
+    for its interactive calls. If the limit is 1, batches may use the whole limit.
     """
 
     def has_free(self, tenant: str) -> bool:
@@ -109,7 +109,7 @@ class CallSlots(Slots):
 
 class ProgramSlots(Slots):
     """Slots for runs of served programs. The batches of a tenant use at most half of its limit
-    ``programs``.
+    ``programs``. If the limit is 1, batches may use the whole limit.
     """
 
     def has_free(self, tenant: str) -> bool:
