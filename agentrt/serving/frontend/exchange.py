@@ -497,8 +497,8 @@ def clearer(path: str, status: int, body: bytes) -> bytes:
 
 
 def retry_headers(status: int) -> list[tuple[bytes, bytes]]:
-    """Return the ``Retry-After`` header of an error answer; only status 503 has this header,
-    because a retry may succeed.
+    """Return the ``Retry-After`` header for an error answer with status 503, after which a retry
+    may succeed. Return no headers for any other status.
     """
     return [(b"retry-after", _RETRY_S)] if status == 503 else []
 
@@ -508,7 +508,7 @@ async def _nothing() -> None:
 
 
 def broken_off(path: str, error: Exception) -> bytes:
-    """Log an error, and return it as the event that ends a stream."""
+    """Log an error if it is the server's fault, and return it as the event that ends a stream."""
     status, body, _ = describe(error)
     log_fault(status, error)
     return last_event(path, in_form_of(path, body))

@@ -176,7 +176,9 @@ class ResponseStore:
         return kept
 
     async def load_items(self, tenant: str, item_ids: Sequence[str]) -> None:
-        """Load the responses with these items from the database, unless they are in memory."""
+        """Load from the database the responses that have these items. Items that are in memory
+        already are not loaded again.
+        """
         rows = self._rows()
         missing = [name for name in item_ids if self.item(tenant, name) is None]
         if rows is not None and missing:

@@ -69,8 +69,8 @@ class Tries:
     because the server saw that the connection was cut. The retry also cancels nothing if several
     requests match, because equal requests may be meant to run at the same time.
 
-    Codex and OpenCode do not count their retries. The same request again, in the same session of
-    such an agent, cancels the request in flight.
+    Codex and OpenCode do not count their retries. If such an agent sends the same request again in
+    the same session, the request in flight is cancelled.
     """
 
     def __init__(self) -> None:
