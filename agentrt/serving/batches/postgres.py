@@ -29,7 +29,9 @@ CREATE TABLE IF NOT EXISTS agentrt_batch_contents (
 )
 """
 _PART_BYTES = 1024 * 1024
-"""Bytes of a part of an uploaded file, and of the parts that are read at once."""
+"""Maximum number of bytes in a part of an uploaded file. A query reads parts until it has read at
+least this many bytes.
+"""
 _READ_PARTS = 1000
 _READ = """
 SELECT part, data FROM (

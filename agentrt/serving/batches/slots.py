@@ -32,7 +32,7 @@ class Slots(ABC):
     """A limited number of requests in flight, shared by all batches of the server.
 
     `used` counts the used slots of each tenant. A released slot wakes all waiting requests, and
-    each of them checks again, in the order of their arrival, whether it may begin.
+    each of them checks again whether it may begin.
     """
 
     def __init__(self, server: Server) -> None:
