@@ -114,8 +114,9 @@ class Exchange:
     ) -> None:
         """Answer the request with ``app``, as calls of its program.
 
-        Before the answer begins, raises `BusyError` if the tenant is at a limit, and `ApiError` if
-        the program has passed its deadline or its limit of calls.
+        Before the answer begins, raises `BusyError` if the tenant is at a limit. Raises `ApiError`
+        if the program has passed its deadline or its limit of calls, and for an invalid header or
+        field that names the program.
         """
         hashes = await self._hashes()
         digest, now = hashes[-1] if hashes else b"", asyncio.get_running_loop().time()

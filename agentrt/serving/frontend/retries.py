@@ -121,7 +121,9 @@ class Tries:
         return candidates[0] if len(candidates) == 1 else None
 
     def end(self, own: Try, now: float, *, failed: bool) -> None:
-        """Remove a try that has ended. If it ``failed``, the failure is remembered for a retry."""
+        """Remove a try that has ended. If it ``failed``, and the client counts its tries, the
+        failure is remembered for the next try.
+        """
         if own.key is not None:
             del self._keys[own.client, own.key]
             return
