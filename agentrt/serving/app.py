@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
 
 def load_apis(projects: Sequence[Path] = ()) -> list[Api]:
-    """Return all APIs; the MCP API only if its packages are installed. ``projects`` are the
-    ``langgraph.json`` files that are served.
+    """Return the server's APIs, without the MCP API if its packages are not installed. ``projects``
+    are the ``langgraph.json`` files that are served.
 
     Raises `ConfigError` if more than one of these files has authentication hooks, and
     `ProgramLoadError` for hooks that cannot be loaded.

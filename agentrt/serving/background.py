@@ -26,7 +26,7 @@ class _Fault:
     """The last error of a task, and the number of errors in a row.
 
     ``since`` is the time (seconds of the event loop) of the retry after the last error. The fault
-    expires when no new error follows for a while after this time.
+    expires if no new error follows within `_STEADY_S` seconds after this time.
     """
 
     text: str

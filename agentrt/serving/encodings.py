@@ -30,7 +30,7 @@ def coding_of(value: bytes | None) -> str | None:
     """Return the content coding of a request's body; None for a plain body. ``value`` is the value
     of the header Content-Encoding, or None without this header.
 
-    Raises `EncodingError` for a coding that this server cannot read.
+    Raises `EncodingError` for a coding that this server cannot read, and for several codings.
     """
     if value is None:
         return None

@@ -112,7 +112,9 @@ class OriginCheck:
 
 
 def _names(origins: Origins, host: str) -> bool:
-    """Return whether ``host``, with or without a port, is a name of this server."""
+    """Return whether the server may be called by the name or address ``host``, which may have a
+    port.
+    """
     name = _name(host)
     if not host:  # possible in HTTP/1.0 only; browsers always send a host
         return True

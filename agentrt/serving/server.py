@@ -115,7 +115,7 @@ class Server:
     - ``submit``: whether clients may send programs as source.
     - ``webhooks``: the hosts that may be called at the end of runs.
     - ``lifetimes``: how long threads and store items are kept.
-    - ``live``: the number of live runs of served programs, by tenant.
+    - ``live``: by tenant, the number of live runs that clients or events started (`ProgramRuns`).
     - ``park_s``: seconds after which a recorded run that waits only for humans or times leaves
       memory (0: never).
     - ``keep_alive_s``: seconds of silence after which a stream is kept alive by a ping (0: never).

@@ -88,7 +88,8 @@ class FolderStorage:
 
     def create(self, tenant: str) -> Path:
         """Create the folder of a tenant if it does not exist, and return the folder's path. Raises
-        `OSError`, which is a `BlockingIOError` if another process has locked the storage.
+        `BlockingIOError` if another process has locked the storage, and another `OSError` if the
+        folder cannot be created.
         """
         if self._lock is None:
             self._open()

@@ -69,7 +69,9 @@ class LineError(ValueError):
 
 
 def numbered_lines(content: Content) -> Iterator[tuple[int, bytes]]:
-    """Yield the line number and the text of each line that is not empty. Raises `OSError`."""
+    """Yield the line number and the text of each line that is not empty. Raises `OSError` if the
+    content cannot be read.
+    """
     for number, line in enumerate(content.lines(), 1):
         if line.strip():
             yield number, line
@@ -111,8 +113,9 @@ def read_request(number: int, line: bytes, endpoint: str) -> LineRequest:
 class InputCheck:
     """The result of checking an input file.
 
-    ``total`` is the number of requests, and ``model`` the model of the first request. ``errors``
-    are in the form of OpenAI's batch object; a valid file has none.
+    ``total`` is the number of requests that were checked. ``model`` is the model of the first
+    request, or None if this request is invalid or names no model. ``errors`` are in the form of
+    OpenAI's batch object; a valid file has none.
     """
 
     total: int = 0
@@ -121,10 +124,11 @@ class InputCheck:
 
 
 def check_input(content: Content, endpoint: str) -> InputCheck:
-    """Check all lines of an input file. Raises `OSError`, or `FileNotFoundError` if the file does
-    not exist any more.
+    """Check the lines of an input file. The check ends early when it has found `MAX_ERRORS` errors,
+    or more than `MAX_REQUESTS` requests.
 
-    The check of a long file takes a while, so call this function in a thread.
+    Raises `FileNotFoundError` if the file does not exist any more, and another `OSError` if it
+    cannot be read. The check of a long file takes a while, so call this function in a thread.
     """
     check, seen = InputCheck(), dict[str, int]()
     content.size()

@@ -1,7 +1,7 @@
 """Files and batches in the PostgreSQL database of a server.
 
-A content consists of parts: blocks of an uploaded file, or the lines of a batch that were added
-together. A part is added in one transaction, so that no line is ever incomplete.
+A content consists of parts: blocks of an uploaded file, or lines of a batch that were added in one
+step. A part is added in one transaction, so that no line is ever incomplete.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ CREATE TABLE IF NOT EXISTS agentrt_batch_contents (
 )
 """
 _PART_BYTES = 1024 * 1024
-"""Bytes of a part of an uploaded file, and of the parts that are read at once."""
+"""Maximum number of bytes in a part of an uploaded file. A query reads parts until it has read at
+least this many bytes.
+"""
 _READ_PARTS = 1000
 _READ = """
 SELECT part, data FROM (
@@ -124,7 +126,7 @@ class PostgresContent:
 
 class _LockedConnection(PostgresConnection):
     """A connection that has the lock on the tables of files and batches. `connect` raises
-    `BlockingIOError` if another server has the lock.
+    `BlockingIOError` if another server still has the lock after `LOCK_WAIT_S` seconds.
     """
 
     def connect(self) -> psycopg.Connection[tuple[Any, ...]]:

@@ -135,8 +135,8 @@ class Records(Generic[R]):
         }
 
     async def put(self, record: R) -> None:
-        """Add or replace a record. The record is stored when this method returns. Raises
-        `OSError`.
+        """Add or replace a record. The record is stored when this method returns. Raises `OSError`
+        if the record cannot be written.
         """
         # The fields are read under the lock, so that the last write has the last state.
         async with self._writing:
@@ -145,7 +145,7 @@ class Records(Generic[R]):
         self._records[record.tenant][record.id] = record
 
     async def remove(self, record: R) -> None:
-        """Remove a record. Raises `OSError`."""
+        """Remove a record. Raises `OSError` if the record cannot be removed from the storage."""
         self._records[record.tenant].pop(record.id, None)
         async with self._writing:
             await asyncio.to_thread(self._storage.remove_record, record.tenant, record.id)

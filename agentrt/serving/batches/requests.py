@@ -149,8 +149,8 @@ def _retry_after_s(start: Mapping[str, Any]) -> float:
 class ProgramEndpoint:
     """The endpoint of a served program.
 
-    If the server has a journal, a run that was open when an earlier server was killed is resumed
-    from the journal.
+    If the server has a journal with the full content of runs, a run that was open when an earlier
+    server was killed is resumed from the journal.
     """
 
     def __init__(
@@ -163,7 +163,8 @@ class ProgramEndpoint:
         self.slots = slots
 
     async def answer(self, tenant: str, request: LineRequest, name: str) -> LineAnswer:
-        """Run the program, and return the description of the run as the body of the answer.
+        """Run the program, and return the description of the run as the body of the answer. If the
+        run cannot start, the body is the error.
 
         The outcome has ``retry_after_s`` if the tenant is at a limit, the engine has died, or the
         journal fails.

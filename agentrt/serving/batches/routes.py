@@ -50,8 +50,8 @@ class BatchRequest(Strict):
 
 
 def read_window(window: str) -> int:
-    """Return the seconds of a completion window such as ``24h``. Raises `ApiError` for
-    another form, and for a window outside 1 minute to 30 days.
+    """Return the seconds of a completion window: a number of minutes, hours or days, such as
+    ``24h``. Raises `ApiError` for a window of another form, below 1 minute or above 30 days.
     """
     match = _WINDOW.fullmatch(window)
     seconds = int(match[1]) * _UNITS[match[2]] if match else 0
@@ -88,7 +88,7 @@ def add_batches(router: APIRouter, services: BatchServices, runners: BatchRunner
 
     @router.get("/batches/{batch_id}", response_model=None)
     async def retrieve_batch(request: Request, batch_id: str) -> Response:
-        """Return a batch, with its status and the numbers of its requests."""
+        """Return a batch, with its status and its counts of requests."""
         return JSONResponse(records.get(tenant_of(request), batch_id).to_json())
 
     @router.post("/batches/{batch_id}/cancel", response_model=None)

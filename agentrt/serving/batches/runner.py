@@ -148,7 +148,9 @@ class BatchRunner:
     # -- in progress -------------------------------------------------------------------
 
     async def _make_requests(self) -> None:
-        """Answer all unanswered requests, until the batch expires or is cancelled."""
+        """Answer all unanswered requests, until the batch expires or is cancelled, or the server
+        drains.
+        """
         record, clock = self._record, self._services.clock
         output, errors, done = await asyncio.to_thread(self._open_files)
         try:
@@ -190,7 +192,9 @@ class BatchRunner:
     async def _start_requests(
         self, output: AnswerLines, errors: AnswerLines, done: set[int]
     ) -> None:
-        """Start each unanswered request when a slot is free, and wait until all are answered."""
+        """Start each unanswered request when a slot is free, and wait until all started requests
+        have ended. A server that drains starts no more requests.
+        """
         record, server = self._record, self._services.server
         try:
             endpoint = self._services.endpoints.find(record.endpoint)

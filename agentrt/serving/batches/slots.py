@@ -32,7 +32,7 @@ class Slots(ABC):
     """A limited number of requests in flight, shared by all batches of the server.
 
     `used` counts the used slots of each tenant. A released slot wakes all waiting requests, and
-    each of them checks again, in the order of their arrival, whether it may begin.
+    each of them checks again whether it may begin.
     """
 
     def __init__(self, server: Server) -> None:
@@ -88,7 +88,7 @@ class CallSlots(Slots):
     """Slots for model calls: the slots of the engines that other calls leave free.
 
     The batches of a tenant use at most half of its limit ``calls``, so that the other half is left
-    for its interactive calls.
+    for its interactive calls. If the limit is 1, batches may use the whole limit.
     """
 
     def has_free(self, tenant: str) -> bool:
@@ -109,7 +109,7 @@ class CallSlots(Slots):
 
 class ProgramSlots(Slots):
     """Slots for runs of served programs. The batches of a tenant use at most half of its limit
-    ``programs``.
+    ``programs``. If the limit is 1, batches may use the whole limit.
     """
 
     def has_free(self, tenant: str) -> bool:

@@ -63,7 +63,7 @@ _QUANTIFIER = re.compile(r"\{(\d{1,9})(?:,(\d{0,9}))?\}")
 def calls_of(path: str, body: Mapping[str, Any]) -> int:
     """Return how many calls a request makes: choices times prompts.
 
-    Raises `ApiError` if this number exceeds a limit.
+    Raises `ApiError` if the number of choices or of calls exceeds its limit.
     """
     choices, prompts = _count(body.get("n")), 1
     if choices > MOST_CHOICES:

@@ -63,8 +63,8 @@ class RequestCaller(Caller):
     def chunks(
         self, spec: CallSpec, *, stream: bool, scope: Scope | None = None
     ) -> AsyncGenerator[Chunk, None]:
-        """Make a call, in ``scope`` or in a new scope, and return its chunks, which must be read at
-        once.
+        """Make a call, in ``scope`` or in a new scope, and return its chunks. The call begins when
+        the first chunk is read.
 
         Raises the error with which the request was cancelled, or `CalledOffError` if the program
         has ended.

@@ -114,8 +114,9 @@ class Exchange:
     ) -> None:
         """Answer the request with ``app``, as calls of its program.
 
-        Before the answer begins, raises `BusyError` if the tenant is at a limit, and `ApiError` if
-        the program has passed its deadline or its limit of calls.
+        Before the answer begins, raises `BusyError` if the tenant is at a limit. Raises `ApiError`
+        if the program has passed its deadline or its limit of calls, and for an invalid header or
+        field that names the program.
         """
         hashes = await self._hashes()
         digest, now = hashes[-1] if hashes else b"", asyncio.get_running_loop().time()
@@ -497,8 +498,8 @@ def clearer(path: str, status: int, body: bytes) -> bytes:
 
 
 def retry_headers(status: int) -> list[tuple[bytes, bytes]]:
-    """Return the ``Retry-After`` header of an error answer; only status 503 has this header,
-    because a retry may succeed.
+    """Return the ``Retry-After`` header for an error answer with status 503, after which a retry
+    may succeed. Return no headers for any other status.
     """
     return [(b"retry-after", _RETRY_S)] if status == 503 else []
 
@@ -508,7 +509,7 @@ async def _nothing() -> None:
 
 
 def broken_off(path: str, error: Exception) -> bytes:
-    """Log an error, and return it as the event that ends a stream."""
+    """Log an error if it is the server's fault, and return it as the event that ends a stream."""
     status, body, _ = describe(error)
     log_fault(status, error)
     return last_event(path, in_form_of(path, body))

@@ -569,7 +569,9 @@ def _is_plain_result(block: Block) -> bool:
 
 
 def _input(block: Block) -> dict[str, Any]:
-    """Return the arguments of a call, which may be an object or JSON in a text."""
+    """Return the arguments of a call, which may be an object or JSON in a text. Return an empty
+    object for any other value.
+    """
     value = block.get("input")
     if isinstance(value, str):
         try:

@@ -269,7 +269,9 @@ class ItemReader:
             yield _output(known or call_id, _plain(output) if self.strict_calls else output)
 
     def _output_of(self, kind: str, item: Item) -> str | list[Json] | None:
-        """Return a tool's output as a text or as parts; None if the output cannot be read."""
+        """Return a tool's output as a text or as parts. In place of a missing output, return the
+        item's status, or an empty text if the item has no status.
+        """
         if kind == "tool_search_output":
             tools = item.get("tools")
             return self._loaded(tools) if isinstance(tools, list) else ""

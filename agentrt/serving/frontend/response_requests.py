@@ -90,7 +90,8 @@ def prepare(
     ``item_of`` returns a stored item by its id. With ``compacts``, the answer gets the form of
     ``/v1/responses/compact``. Parts that cannot be used are added to ``left_out``.
 
-    Raises `ApiError` if the input has no item that this server can read.
+    Raises `ApiError` if the request has input items and no ``instructions``, and this server can
+    read none of the chat's items.
     """
     own_input = fields.get("input")
     tools = fields.get("tools")

@@ -1,8 +1,9 @@
 """The Responses API over a WebSocket, which OpenAI's clients such as Codex use.
 
-Each ``response.create`` message is a request to the whole server, so that keys, limits and checks
-are the same as over HTTP. The events of the answer are sent as messages. A connection remembers its
-last responses in memory: the client sends only new items, and names the response that it continues.
+A ``response.create`` message becomes a request to the whole server, so that keys, limits and checks
+are the same as over HTTP. Only a message with ``generate`` false makes no request, because it asks
+for no answer. The events of the answer are sent as messages. A connection remembers its last
+responses in memory: the client sends only new items, and names the response that it continues.
 """
 
 from __future__ import annotations

@@ -331,7 +331,7 @@ def custom_arguments(text: object) -> str:
 def custom_input(arguments: str) -> str:
     """Return a custom tool's input from the JSON arguments of its function.
 
-    The arguments may be incomplete.
+    The arguments may be incomplete. A text that does not begin with ``{`` is the input itself.
     """
     value = partial_json(arguments)
     text = value.get(INPUT) if isinstance(value, dict) else None

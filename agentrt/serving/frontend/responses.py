@@ -62,13 +62,17 @@ class Finished:
 
 
 class Rows(Protocol):
-    """The responses in a database, which outlive the server process."""
+    """The responses in a database, which outlive the server process. The asynchronous methods raise
+    `ApiError` if the database cannot be read or written.
+    """
 
     def save(self, tenant: str, finished: Finished) -> None:
         """Save a response in the background."""
 
     async def load(self, tenant: str, response_id: str) -> tuple[Finished, Sequence[Any]] | None:
-        """Return a tenant's response and all items of its chat; None for an unknown id."""
+        """Return a tenant's response and all items of its chat; None if the response is unknown,
+        was deleted or has expired, or if an earlier response of its chat is missing.
+        """
 
     async def owners(self, tenant: str, item_ids: Sequence[str]) -> set[str]:
         """Return the ids of the tenant's responses that have any of these items."""
@@ -161,7 +165,9 @@ class ResponseStore:
         return None if kept is None or self._clock() - kept.at > KEPT_S else kept
 
     async def load(self, tenant: str, response_id: str) -> StoredResponse | None:
-        """Return a tenant's response from memory or the database; None for an unknown id."""
+        """Return a tenant's response from memory or the database; None if the response is unknown,
+        was deleted or has expired. Raises `ApiError` if the database cannot be read.
+        """
         kept, rows = self.get(tenant, response_id), self._rows()
         if kept is not None or rows is None:
             return kept
@@ -176,7 +182,9 @@ class ResponseStore:
         return kept
 
     async def load_items(self, tenant: str, item_ids: Sequence[str]) -> None:
-        """Load the responses with these items from the database, unless they are in memory."""
+        """Load from the database the responses that have these items. Items that are in memory
+        already are not loaded again.
+        """
         rows = self._rows()
         missing = [name for name in item_ids if self.item(tenant, name) is None]
         if rows is not None and missing:

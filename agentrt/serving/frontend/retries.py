@@ -69,8 +69,8 @@ class Tries:
     because the server saw that the connection was cut. The retry also cancels nothing if several
     requests match, because equal requests may be meant to run at the same time.
 
-    Codex and OpenCode do not count their retries. The same request again, in the same session of
-    such an agent, cancels the request in flight.
+    Codex and OpenCode do not count their retries. If such an agent sends the same request again in
+    the same session, the request in flight is cancelled.
     """
 
     def __init__(self) -> None:
@@ -121,7 +121,9 @@ class Tries:
         return candidates[0] if len(candidates) == 1 else None
 
     def end(self, own: Try, now: float, *, failed: bool) -> None:
-        """Remove a try that has ended. If it ``failed``, the failure is remembered for a retry."""
+        """Remove a try that has ended. If it ``failed``, and the client counts its tries, the
+        failure is remembered for the next try.
+        """
         if own.key is not None:
             del self._keys[own.client, own.key]
             return

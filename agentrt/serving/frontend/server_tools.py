@@ -117,7 +117,8 @@ class ToolLoop:
         return {**block, "type": "server_tool_use", "name": kind}
 
     async def results(self, answer: Mapping[str, Any], receive: Receive) -> list[dict[str, Any]]:
-        """Run the tool calls in an answer, and return their results as blocks of the answer.
+        """Run the calls of this server's tools in an answer, and return their results as blocks of
+        the answer.
 
         No call runs if the answer was cut off at its token limit. Raises `CancelledError` if the
         client disconnects.

@@ -57,7 +57,8 @@ class Offer:
 async def offers_of(server: Server, stack: AsyncExitStack, *, graphs: bool) -> dict[str, Offer]:
     """Return the tools of ``server``, by name; without ``graphs``, only the programs.
 
-    Raises `ProgramLoadError` for a graph that cannot be made, and for a value that is not a graph.
+    Raises `ProgramLoadError` for a value that is not a graph, and for a graph that cannot be made,
+    unless the graph may differ between runs (`varies`).
     """
     offers: dict[str, Offer] = {}
     for name, served in server.served.items():
@@ -187,7 +188,8 @@ def _form_of(name: str, graph: Graph) -> _Form:
 
 
 class _Thread:
-    """A run of a graph in a temporary thread, with a temporary store.
+    """A run of a graph in a temporary thread. The run uses the graph's own store, or a temporary
+    store if the graph has none.
 
     Each interrupt of the graph becomes a question to a human, and the answers continue the run.
     """

@@ -14,7 +14,9 @@ __all__ = ["api"]
 
 @asynccontextmanager
 async def api(server: Server) -> AsyncIterator[APIRouter]:
-    """Yield the router of the observability routes, and follow the programs until the end."""
+    """Yield the router of the observability routes, and follow the programs until the ``with``
+    block ends.
+    """
     from agentrt.serving.observability.engines import SnapshotPoller
     from agentrt.serving.observability.program_log import ProgramLog
     from agentrt.serving.observability.routes import Observability

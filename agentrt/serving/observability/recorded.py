@@ -63,7 +63,7 @@ _log = logging.getLogger(__name__)
 
 
 class JournalRoutes:
-    """The request handlers of the journal. They read one program at a time, in a thread."""
+    """The request handlers of the journal. They read the journal in a thread, one after another."""
 
     def __init__(self, server: Server, log: ProgramLog) -> None:
         self._server, self._log = server, log

@@ -66,7 +66,7 @@ class Observability:
     # -- health ------------------------------------------------------------------------
 
     async def health(self) -> JSONResponse:
-        """Return status 200 if an engine is up, and 503 while none is.
+        """Return status 200 if an engine is up, and 503 while no engine is up.
 
         An engine that died restarts by itself.
         """

@@ -120,7 +120,9 @@ def _in_engine(run: Run, view: EnginesView, name: Name) -> Status:
 
 
 def _outside(run: Run) -> str:
-    """Describe the tool, event or question that has been open for the longest time."""
+    """Describe the oldest open tool; without an open tool, the oldest open event; and without an
+    open event, the oldest open question. Return "" if there is no such node.
+    """
     event = NodeKind.EVENT if run.row.events else NodeKind.HUMAN
     wanted = NodeKind.TOOL if run.row.tools else event
     nodes = run.dag.running() + run.dag.waiting()

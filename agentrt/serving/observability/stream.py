@@ -108,7 +108,7 @@ class EventStream:
     # -- messages ----------------------------------------------------------------------
 
     def snapshot(self, view: EnginesView) -> JSON:
-        """Return the current state. Call it and `change` under the registry's lock."""
+        """Return the current state. Call this method and `change` under the registry's lock."""
         render = self._renderer(view)
         programs = [run for run in self._known() if self.wants(run)]
         self.sent = {run.id: render.program(run) for run in programs}
@@ -179,8 +179,8 @@ class EventStream:
     def _moved(self, view: EnginesView, now: float) -> list[Run]:
         """Return the live programs whose calls have another state than in the last view.
 
-        Return all live programs of the stream if the last comparison of all is `_ALL_S` seconds or
-        longer ago, or if the engines' readiness or the tenants that wait for admission have
+        Return all live programs of the stream if all programs were last compared `_ALL_S` seconds
+        or longer ago, or if the engines' readiness or the tenants that wait for admission have
         changed.
         """
         before, self.sent_view = self.sent_view, view

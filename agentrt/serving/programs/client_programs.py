@@ -248,7 +248,8 @@ class ClientPrograms:
         ``is_cut`` says that the client disconnected before it got any part of a reply. If the
         program has no name and has had no other request, the program ends, because a retry of the
         client begins a new program. A program without open requests also ends if the client has
-        marked a request as its last, or if it has made no call and was not begun explicitly.
+        marked a request as the last request of the program, or if the program has made no call and
+        was not begun explicitly.
         """
         program = entry.program
         program.open -= 1
@@ -276,7 +277,9 @@ class ClientPrograms:
             self._rest(own, program, is_cut=is_cut)
 
     def _rest(self, own: _TenantPrograms, program: ClientProgram, *, is_cut: bool) -> None:
-        """End a program that has become idle, or note that it may be ended to make room."""
+        """End a program that has become idle if it is over (`_is_over`). Otherwise, note for
+        `_make_room` if the program has no name, or has made a single request and runs no tool.
+        """
         if _is_over(program, is_cut=is_cut):
             self._end(program)
             return
@@ -371,9 +374,10 @@ class ClientPrograms:
     def _after(self, program: ClientProgram, claim: Claim, end: ChatEnd | None) -> Frontier:
         """Return the nodes that a call depends on.
 
-        These are the calls that the client names as parents; unknown names are left out. If the
-        client names no known parent, they are the last call of the chat that the call continues.
-        If the call continues no chat, they are all ended calls of the program, or for a sub-agent
+        These are the calls that the client names as parents; unknown names are left out. An empty
+        list of parents means that the call depends on no call. If the client sends no list, or
+        only unknown names, the call depends on the last call of the chat that it continues. If the
+        call continues no chat, it depends on all ended calls of the program, or for a sub-agent on
         the sub-agent's own ended calls. Before a sub-agent has such calls, its call depends on the
         calls of the agent that started it.
         """

@@ -56,8 +56,8 @@ def _arguments(arguments: Any) -> Any:
 
 
 class Conversations(Generic[T]):
-    """Stores values under the hashes of beginnings of chats. At most ``most`` values are stored;
-    the least recently used values are removed first.
+    """A store of values under the hashes of beginnings of chats. At most ``most`` values are
+    stored; the least recently used values are removed first.
     """
 
     def __init__(self, most: int = MOST) -> None:

@@ -109,8 +109,11 @@ class Parking:
             self._park(run)
 
     def _can_park(self, run: Run, after_s: float) -> bool:
-        """Return whether a run can be parked: it has waited for ``after_s`` seconds, and waits only
-        for humans, and for times that are at least as many seconds away.
+        """Return whether a run can be parked.
+
+        The journal must have the full content of the run, and no client may wait for its result.
+        The run must have waited for ``after_s`` seconds, and may wait only for humans, and for
+        times that are at least as many seconds away.
         """
         record = run.record
         if record is None or not record.rests or run.parked:
@@ -281,7 +284,8 @@ class Parking:
     async def _asked_again(self, run: Run, question: str, opened: asyncio.Future[None]) -> None:
         """Wait until a resumed run has asked a question again, or has ended.
 
-        Raises `QuestionClosedError` if the run's code continues without asking the question.
+        Raises `QuestionClosedError` if the run's code continues without asking the question, or
+        does not ask the question within `_ASKS_WITHIN_S` seconds.
         """
         for _ in range(int(_ASKS_WITHIN_S / _LOOK_S)):
             await asyncio.wait({opened}, timeout=_LOOK_S)

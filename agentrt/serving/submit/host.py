@@ -59,8 +59,8 @@ class HostCalls:
     async def ask(self, operation: str, target: int, args: Sequence[Any], options: Any) -> Any:
         """Run an asynchronous operation, and return its result as plain data.
 
-        ``target`` is the number of a token context. Raises `ConfigError` for an unknown operation,
-        and the errors of the operation itself.
+        ``target`` is the number of a token context. Raises `ConfigError` for an unknown operation
+        and for arguments that are too large, and the errors of the operation itself.
         """
         if operation not in self._known:
             raise ConfigError(f"a submitted program has no operation {operation!r}")
@@ -273,7 +273,7 @@ _DEEPEST = 16
 def check_size(value: Any) -> None:
     """Raise `ConfigError` for arguments of more than 1 MiB, without reading all of them.
 
-    A text counts as its number of characters, and every other value as 8 bytes.
+    A text or a bytes value counts as its length, and every other value as 8 bytes.
     """
     left, parts = _MOST_SAID, [value]
     while parts:
@@ -354,8 +354,8 @@ def checked(function: str, options: Mapping[str, Any], known: Iterable[str]) -> 
 
 
 def token_limit(wanted: Any) -> int:
-    """Return the value of ``max_tokens``; None means no limit. Raises `ConfigError` unless it is a
-    whole number above 0.
+    """Return the maximum number of tokens that the value of ``max_tokens`` stands for. None stands
+    for no limit. Raises `ConfigError` for any other value that is not a whole number above 0.
     """
     if wanted is None:
         return _NO_LIMIT

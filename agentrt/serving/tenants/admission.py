@@ -25,7 +25,7 @@ from agentrt.serving.tenants.limits import Tenants
 
 IS_BATCH: ContextVar[bool] = ContextVar("agentrt_is_batch", default=False)
 """Whether the current task makes calls for a batch of OpenAI's API. Such calls are admitted after
-all other waiting calls of the same tenant.
+all other waiting calls of the same tenant, unless they have waited for `fair.STARVATION_S` seconds.
 """
 _BATCH = 16
 _OUTPUT_WEIGHT = 2.0

@@ -179,7 +179,9 @@ class FairQueue:
         )
 
     def _counter(self, name: str) -> tuple[float, str]:
-        """Return a tenant's virtual counter; the tenant with the lowest counter is next."""
+        """Return a tenant's virtual counter, and the tenant's name for the order of tenants with
+        equal counters. The tenant with the lowest counter is next.
+        """
         state = self._tenants[name]
         return state.served + state.reserved / self._limits(name).weight, name
 

@@ -59,7 +59,7 @@ class KeyRing:
 
     ``limits`` are the limits of each tenant; ``base`` are the defaults. If a changed file cannot be
     read, the keys stay as they were, and ``notice`` is called with the reason. Raises `ConfigError`
-    if the file cannot be read at first, or has no key.
+    if the `KeyRing` is made from a file that cannot be read or has no key.
     """
 
     limits: Mapping[str, Limits]
