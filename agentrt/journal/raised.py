@@ -178,7 +178,9 @@ def _part(value: Any, writer: FormWriter, depth: int) -> Any:
 
 
 def _members(error: BaseException) -> Iterator[tuple[str, Any]]:
-    """Yield the attributes of an error that are not in its ``__dict__``."""
+    """Yield the name and the value of each attribute of an error that is not in its ``__dict__``.
+    ``args``, names that begin with ``__``, and attributes without a value are left out.
+    """
     seen = {"args"}
     for kind in type(error).__mro__:
         for name, member in vars(kind).items():

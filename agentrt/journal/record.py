@@ -155,9 +155,9 @@ class ProgramRecord:
     def enter(self, at: Place, kind: str, name: str, scope: str, request: Any) -> NodeRecord:
         """Return the record of the node that the code reaches at ``at``.
 
-        Raises `DivergenceError` if another node is recorded at this place and must not be dropped,
-        and again the error of an earlier divergence. Raises `asyncio.CancelledError` if the program
-        is parked.
+        Raises `DivergenceError` if another node is recorded at this place and must not be dropped.
+        Raises the error in ``diverged`` again if there is one, and `asyncio.CancelledError` if the
+        program is parked.
         """
         if self.diverged is not None:
             raise self.diverged
