@@ -504,9 +504,9 @@ class ProgramRecord:
                 self.put(end.row)
 
     def _write_caught_refusals(self, error: BaseException | None) -> None:
-        """Drop the withheld ends, because the program has ended with ``error`` or with a result. Of
-        these ends, write only those of nodes whose values could not be recorded, and only if the
-        program caught the resulting error: it is neither ``error`` nor a cause of ``error``.
+        """Drop the withheld ends, because the program has ended with ``error`` or with a result.
+        First, write the ends of nodes whose values could not be recorded, if the program caught the
+        resulting error. A caught error is neither ``error`` nor a cause of ``error``.
         """
         causes = set[int]()
         while error is not None and id(error) not in causes:
