@@ -112,6 +112,7 @@ class RunRegistry:
         """End a run, with ``error`` if the run failed. Open nodes of the run are cancelled.
 
         If the state is done, but a question to a human is unanswered, the run becomes interrupted.
+        The open questions of an interrupted run become interrupted, too, and are not cancelled.
         """
         with self.lock:
             if state is RunState.DONE and run.row.humans:
