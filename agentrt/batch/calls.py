@@ -65,13 +65,15 @@ class CallFile(LineFile):
                 yield key_of(files.parse_json(line.decode())["program"]), line
 
     def __contains__(self, run_id: str) -> bool:
-        """Return whether the file has the beginning of a run, and therefore all calls of the run so
-        far.
+        """Return whether the file had the beginning of a run when it was opened. Then the file had
+        all calls of the run up to that time. After `take`, return False.
         """
         return run_id in self._calls
 
     def take(self, run_id: str) -> list[CallTokens]:
-        """Return the calls of a run, and remove them from memory."""
+        """Return the calls of a run that the file had when it was opened, and remove them from
+        memory.
+        """
         return self._calls.pop(run_id, [])
 
     async def begin(self, run_id: str) -> None:

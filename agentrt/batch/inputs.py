@@ -381,7 +381,7 @@ def _refusal(accept: Callable[[Any], object], raw_value: Any) -> str:
 
 
 def key_of(*parts: object) -> bytes:
-    """Return a key of 16 bytes for an id of any length, or for an id and a sample."""
+    """Return a key of 16 bytes for values of any length, such as an id and a sample."""
     text = "\0".join(map(str, parts)).encode("utf-8", "surrogatepass")
     return hashlib.blake2b(text, digest_size=16).digest()
 

@@ -74,8 +74,8 @@ def tokens_of(run: Run) -> int:
 
 
 def read_share(value: str | float | None) -> float | None:
-    """Read a share of a batch, such as ``99%`` or 0.99. Raises `ConfigError` for a value that is
-    not a share.
+    """Read a share of a batch, such as ``99%`` or 0.99; None stays None. Raises `ConfigError` for a
+    value that is not above 0 and at most 1.
     """
     if value is None:
         return None

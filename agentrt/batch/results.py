@@ -77,8 +77,8 @@ class Result:
 
     @property
     def failed(self) -> bool:
-        """Whether the run has no result. A run that was stopped because enough other runs had ended
-        does not count as failed.
+        """Whether the run failed, or was stopped by one of its own limits. A run that was stopped
+        because enough other runs had ended does not count as failed.
         """
         return self.state != "done" and self.over != "stop-when"
 
@@ -161,11 +161,11 @@ def _read_line(path: Path, number: int, line: bytes) -> Result:
 class ResultFile(OutputFile):
     """A file of results that only this process writes. It must be used in one event loop.
 
-    ``retry`` starts a *round*, which repeats runs or scores. ``failed`` repeats the runs without a
-    result, and ``all`` repeats all runs. ``scores`` repeats no runs; it computes all scores again
-    for results in which a score is missing or has raised an error. If the process is killed, the
-    next process continues the round. Raises `UsageError` for a file that cannot be written, or that
-    does not contain results.
+    ``retry`` starts a *round*, which repeats runs or scores. ``failed`` repeats the runs that
+    failed or were stopped, and ``all`` repeats all runs. ``scores`` repeats no runs; it computes
+    all scores again for results in which a score is missing or has raised an error. If the process
+    is killed, the next process with the same ``retry`` continues the round. Raises `UsageError` for
+    a file that cannot be written, or that does not contain results.
     """
 
     def __init__(

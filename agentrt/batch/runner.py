@@ -58,7 +58,9 @@ DEFAULT_LIVE = 256
 them may use the KV cache is decided by the engine's admission control.
 """
 MAX_SAMPLES = 1_000_000
-"""Maximum number of samples of an input. All of them are looked up before the batch begins."""
+"""Maximum number of samples of an input. Before the batch begins, `agentrt run` looks up each
+sample in the results.
+"""
 _FATAL = (EngineDiedError, EngineStartError, JournalWriteError)
 """Errors that end the batch instead of becoming a result. The batch can be resumed when the cause
 of the error is removed.
@@ -691,7 +693,7 @@ async def batch(
     tokens: str | Path | bool = False,
     seed: int = 0,
 ) -> AsyncGenerator[Result, None]:
-    """Run a program or a LangGraph graph on each input, and yield each `Result` as it ends.
+    """Run a program or a LangGraph graph on each input, and yield a `Result` when a run has ended.
 
     ``inputs`` is an iterable, an asynchronous iterable, or an `InputFile`. It is read while the
     batch runs, not at the start. For inputs that are records, ``input_field`` and ``id_field`` name
@@ -840,8 +842,8 @@ async def items_of(
     inputs: Iterable[Any] | AsyncIterable[Any], fields: Fields | None = None
 ) -> AsyncGenerator[Item, None]:
     """Yield inputs as items, one at a time. An input that is an `Item` is yielded unchanged. Raises
-    `UsageError` for a record without a field that ``fields`` names, and for an id that occurs
-    twice.
+    `UsageError` for a record without a field that ``fields`` names, and for an id that is invalid
+    or occurs twice.
     """
     check_inputs(inputs)
     fields = fields or Fields()

@@ -140,8 +140,10 @@ def score(
     """Turn a function of a record and a result into a score. The score's name is ``name``, or by
     default the name of the function.
 
-    The function gets the whole record that contains the input, and the result. It returns a number,
-    True or False, a mapping of names to numbers, or None for a result without a score.
+    The function gets the whole record that contains the input, and the result. An async function
+    with three parameters first gets a `Context`, with which it can ask a model. The function
+    returns a number, True or False, a mapping of names to numbers, or None for a result without a
+    score. Raises `ConfigError` for a function with other parameters.
     """
     if function is not None:
         return Score(function)

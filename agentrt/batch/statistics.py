@@ -47,7 +47,7 @@ def pass_at(k: int, samples: int, passed: int) -> float:
 
     The estimate is 1 - C(n-c, k) / C(n, k), where n is ``samples`` and c is ``passed`` (Chen et al.
     2021, Evaluating Large Language Models Trained on Code, equation 1). Raises `ValueError` if
-    ``k`` or ``passed`` exceeds the number of samples.
+    ``k`` is not from 1 to ``samples``, or ``passed`` is not from 0 to ``samples``.
     """
     if not 1 <= k <= samples or not 0 <= passed <= samples:
         raise ValueError(

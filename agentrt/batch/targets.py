@@ -180,7 +180,7 @@ class GraphTarget:
 
 
 def threads_beside(out: Path) -> Path:
-    """Return the path of the checkpoints of a graph that belong to a file of results."""
+    """Return the path of a graph's checkpoints. They are next to ``out``, the file of results."""
     return out.with_name(f"{out.name}.threads")
 
 

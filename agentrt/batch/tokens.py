@@ -134,7 +134,9 @@ class TokenFile(OutputFile):
         )
 
     def _prune(self, results: ResultFile) -> None:
-        """Remove lines of runs without a result, and earlier lines of the same run."""
+        """Remove lines of runs without a result. If a run has several lines, keep only the last.
+        Raises `UsageError` for a line of another batch.
+        """
         wanted = {_key(result) for result in results.all()}
         count, last, own = 0, dict[bytes, int](), batch_of(results.path)
         for number, (head, _) in enumerate(self._lines()):

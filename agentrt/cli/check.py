@@ -28,8 +28,8 @@ _WORDS = {True: "yes", False: "no", None: "-"}
 def check(targets: Sequence[str]) -> int:
     """Print, for each target, its parts and whether each part would be served.
 
-    Returns 0 if everything would be served, else `FAILED`. Raises `UsageError` for a target
-    that does not exist.
+    Returns 0 if everything would be served, else `FAILED`. Raises `UsageError` if there are no
+    targets, or if a target does not exist.
     """
     if not targets:
         raise UsageError("--check needs a target; name a file to serve, such as langgraph.json")

@@ -290,9 +290,9 @@ async def _finish(run: Run, job: Job) -> None:
 def _engine(job: Job, runtime: Runtime, snapshot: Mapping[str, Any]) -> dict[str, Any]:
     """Return the JSON description of the engine.
 
-    The field ``table`` has the numbers of programs that the runtime and the engine still track. For
-    a setting that the options leave open, the description has the engine's value if the engine
-    reports one.
+    The field ``table`` has the numbers of programs that the runtime and the engine still track. The
+    model and the number of batch slots are the values that the engine reports; if it reports none,
+    they are the values of the options.
     """
     options, info = job.options, runtime.executor.info
     return {

@@ -131,10 +131,10 @@ def _own_fault(error: AgentrtError) -> int:
 
 
 def _unwritten(error: BaseException) -> int:
-    """Report an output that cannot be written, and return the exit code. Nothing is printed if the
-    reader has closed the output (``| head``).
+    """Report a file that cannot be opened, made or written, and return the exit code. Nothing is
+    printed if the reader has closed the output (``| head``).
 
-    An error that has nothing to do with writing is reported as a bug.
+    Any other error is reported as a bug.
     """
     for leaf in _leaves(error):
         if isinstance(leaf, BrokenPipeError) and reader_left():
@@ -215,7 +215,9 @@ def summary(error: BaseException) -> str:
 
 
 def user_traceback(error: BaseException) -> str:
-    """Return an error's traceback with only the frames of the user's own code."""
+    """Return an error's traceback with only the frames of the user's own code; with all frames if
+    none of them is the user's.
+    """
     trace = traceback.TracebackException.from_exception(error)
     _trim(trace, set(), linked=False)
     return "".join(trace.format()).rstrip()

@@ -128,7 +128,8 @@ class GraphPlan(Plan):
 
     async def _open_checkpointer(self, stack: AsyncExitStack) -> Checkpointer | None:
         """Open the checkpointer: the requested checkpointer, else the graph's own, else a
-        checkpointer in memory.
+        checkpointer in memory. Return None if none is requested and the graph refuses one
+        (``checkpointer=False``). Raises `UsageError` if ``--thread`` needs a checkpointer.
         """
         graph, requested = self._graph, self._terms.checkpointer
         if requested is None and (own := own_checkpointer(graph)) is not None:

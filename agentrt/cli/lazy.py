@@ -21,9 +21,9 @@ REMOVED_IN = "0.4"
 def _current_args(command: click.Command, args: list[str], ctx: click.Context) -> list[str]:
     """Return a command's arguments with the current names of its options.
 
-    If an option that takes a single value is repeated, click silently uses the last value. This
-    function also prints a notice. For an option with ``once``, where the user may have meant both
-    values, it raises `click.UsageError` instead.
+    If an option that takes a single value is repeated, click silently uses the last value, so this
+    function prints a notice. For a repeated option with ``once``, where the user may have meant
+    all values, it raises `click.UsageError` instead.
     """
     border = args.index("--") if "--" in args else len(args)
     named = [_current(command, word) for word in args[:border]]
@@ -60,8 +60,8 @@ def _current(command: click.Command, word: str) -> str:
 
 
 class LazyGroup(click.Group):
-    """A group of the ``lazy`` commands, which the help lists in this order. An unknown name is a
-    usage error.
+    """A group of the ``lazy`` commands, which are imported when they run. The help lists them in
+    the order of ``lazy``. An unknown name is a usage error.
 
     The ``renamed`` names still work, with a notice on stderr that says the current name.
     """

@@ -274,7 +274,8 @@ def _ran(error: Exception, path: Path) -> bool:
 
 
 def _module_name(path: Path) -> str:
-    """Return a module name for a file: the file's own name, unless another module has this name.
+    """Return a module name for a file: the file's own name, or a name that begins with
+    ``agentrt_program_`` if another module has the file's own name.
 
     The name may differ between processes, because journals identify classes by their file.
     """

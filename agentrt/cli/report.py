@@ -43,7 +43,8 @@ def conclude(
     """Write the results, the report and the errors of a finished job. Return the exit code.
 
     Raises `ConfigError` if the graph or the timeline cannot be written, after the results, the
-    report and the errors have been written.
+    report and the errors have been written. Raises `BrokenPipeError`, and writes nothing, if a
+    program failed because the reader has closed the output.
     """
     losers = [run for run in outcome.runs if failed(run)]
     for run in losers:

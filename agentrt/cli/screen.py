@@ -52,7 +52,7 @@ class Screen:
         self.console.file.write(f"{printable(message)}\n")
 
     def saw(self, event: Event) -> None:
-        """Report an event of a program."""
+        """Report the end of a program. Ignore all other events."""
         if isinstance(event, RunEnded):
             self._ended += 1
             programs = len(self._runs)

@@ -45,8 +45,8 @@ class Drain:
 
     @contextmanager
     def possible(self, begin: Callable[[str], None]) -> Iterator[None]:
-        """During the ``with`` block, let the first signal call ``begin`` on the event loop, with
-        the signal's name.
+        """During the ``with`` block, let the first of these signals call ``begin`` on the event
+        loop, with the signal's name.
         """
         loop = asyncio.get_running_loop()
 
@@ -61,8 +61,9 @@ class Drain:
             self._begin = None
 
     def takes(self, number: int) -> bool:
-        """Start draining if the signal ``number`` does so. Return False if it does not, or if
-        draining has already started or is not possible now. Called by a signal's handler.
+        """Start draining if ``number`` is one of the signals that drain, and return True. Return
+        False for any other signal, and if draining has already started or is not possible now.
+        Called by a signal's handler.
         """
         if self.first is not None or self._begin is None or number not in self._numbers:
             return False

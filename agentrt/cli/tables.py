@@ -37,8 +37,8 @@ _GLYPHS = "█▓▒░"
 
 
 def print_report(outcome: CommandOutcome, console: Console) -> None:
-    """Print the cost of each program, and how it spent its time. For many programs, print a
-    summary.
+    """Print the cost of each program, and how the program spent its time. For more than `_EACH`
+    programs, print a summary of all programs, and these rows only for the slowest programs.
     """
     reports = outcome.reports()
     if not reports:

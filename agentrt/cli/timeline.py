@@ -97,8 +97,9 @@ def _of_node(node: Node, over: float) -> Slice:
 
 
 def of_journal(store: Store, only: str | None = None) -> list[Timeline]:
-    """Return the timelines of all programs of a journal whose nodes are recorded, or of the program
-    ``only``. Raises `JournalError` if a program is missing or damaged.
+    """Return the timelines of all programs in a journal that have started, or only of the program
+    ``only``. Raises `JournalError` if a program is damaged, or if ``only`` is missing or has not
+    started yet.
     """
     query = f"""SELECT id FROM agentrt_programs WHERE id IN
         (SELECT program FROM agentrt_starts WHERE node = '{ROOT}') ORDER BY started, number"""

@@ -39,7 +39,9 @@ def read_traces(endpoint: str | None, flags: Sequence[str]) -> str | None:
 
 @contextmanager
 def opened_runtime(executor: Executor, traces: str | None, **options: Any) -> Iterator[Runtime]:
-    """Open a runtime with these ``options``. It sends traces if ``traces`` is not None."""
+    """Yield a new runtime with these ``options``, which the caller must open. The runtime sends
+    traces to the address ``traces``, unless it is None.
+    """
     if traces is None:
         yield Runtime(executor, **options)
         return

@@ -412,7 +412,7 @@ class CarefulValueWriter(ValueWriter):
 
 
 def _is_text(value: str) -> bool:
-    """Return whether all databases accept a text, which must not have half a surrogate pair."""
+    """Return whether all databases accept a text. They refuse half of a surrogate pair."""
     try:
         value.encode()
     except UnicodeEncodeError:
@@ -461,8 +461,8 @@ def _fault(value: Any) -> UnkeptError | None:
 
 
 def _parts(value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the parts of a value, each with the Python code that accesses the part, such as
-    ``.name`` or ``[0]``.
+    """Yield the parts of a value, each with the words that name the part in a path, such as
+    ``.name``, ``[0]`` or ``'s key 1``.
     """
     kind = type(value)
     if kind in _CODECS or isinstance(value, BaseException | type):
@@ -482,7 +482,7 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
 
 def _items(value: Any) -> Iterator[tuple[str, Any]]:
     """Yield the items of a collection (for a dict also its keys) or the time zone of a time, each
-    with the Python code that accesses it. Yield nothing for any other value.
+    with the words that name it in a path. Yield nothing for any other value.
     """
     if isinstance(value, dict | types.MappingProxyType):
         if isinstance(value, defaultdict):

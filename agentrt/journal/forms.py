@@ -234,8 +234,8 @@ def _write_model(writer: FormWriter, value: Any, form: Form, depth: int) -> dict
 
 
 def _write_member(writer: FormWriter, value: Any, form: Form, depth: int) -> dict[str, Any]:
-    """Return an enum member as JSON: by its value if the value has a type of JSON, and otherwise by
-    its name.
+    """Return an enum member as JSON, by its value or by its name. The value is written if its type
+    is in `PLAIN`, or if the member has no name of its own, such as a combination of flags.
     """
     inner = value._value_
     if type(inner) in PLAIN or value._name_ not in type(value).__members__:

@@ -144,7 +144,9 @@ class Journal:
         return True
 
     def _look(self) -> None:
-        """Save the clock's reading even if nothing else is written."""
+        """Save the clock's reading if it is due (`_keep_clock`), even if nothing else is written.
+        The clock calls this method every ``look_s`` seconds.
+        """
         self._looking = self.clock.call_later(self.clock.look_s, self._look)
         if self.fault() is None and self._keep_clock(KEEP_S):
             self._writer.send()
@@ -182,8 +184,8 @@ class Journal:
 
     async def check(self, name: str, input: Any) -> None:
         """Raise `JournalError` if programs of the type ``name`` are recorded with another input, or
-        without the content that they need to resume. Raises `UnrecordableError` for an input that
-        cannot be recorded.
+        without the content that they need to resume. Forks are not checked. Raises
+        `UnrecordableError` for an input that cannot be recorded.
         """
         for row in await self.programs(f"type = ? AND number <> {FORKED}", (name,)):
             self._check(row, self._text(input))
@@ -285,8 +287,9 @@ class Journal:
     # -- deleting old programs ---------------------------------------------------------
 
     def ended(self) -> None:
-        """Count a program that has ended. If there are too many ended programs, delete the oldest
-        of them.
+        """Count a program that has ended. Each time that enough programs have ended
+        (`_PRUNE_EVERY`), delete the nodes of the oldest programs beyond `JournalOptions.keep`, or
+        with `JournalOptions.drops` these whole programs.
         """
         keep = self._options.keep
         self._surplus += 1

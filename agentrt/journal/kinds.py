@@ -1,8 +1,8 @@
 """The forms in which a journal records values of types of the standard library and of numpy.
 
 A `ValueKind` has the type name that is written under the key ``$``, and two functions that convert
-a value to a simpler value and back. It is used only for instances of exactly this type.
-`agentrt.journal.forms` has the forms for instances of subclasses.
+a value to a simpler value and back. It is not used for instances of users' subclasses of the type.
+`agentrt.journal.forms` has the forms for these instances.
 """
 
 from __future__ import annotations
@@ -128,7 +128,8 @@ _LEAST_PACKED = 64
 
 def packed(ids: Sequence[int]) -> dict[str, Any] | None:
     """Return token ids in a compressed form, which has about a third of their size as JSON. Return
-    None if the form would not be smaller, or if the values are not token ids.
+    None if there are fewer than `_LEAST_PACKED` ids, if the form would save little space, or if the
+    values are not token ids.
     """
     if len(ids) < _LEAST_PACKED or {*map(type, ids)} != {int}:
         return None
@@ -154,8 +155,8 @@ def unpacked(text: str) -> tuple[int, ...]:
 
 
 def _is_flat(dtype: Any) -> bool:
-    """Return whether the bytes of an array are its whole value, so that it has no references to
-    objects and no named fields.
+    """Return whether the bytes of an array with this ``dtype`` are the array's whole value. They
+    are not if the array has references to objects, named fields or subarrays.
     """
     return not dtype.hasobject and dtype.names is None and dtype.subdtype is None
 
@@ -207,7 +208,7 @@ SCALAR = ValueKind("numpy", _scalar, _read_scalar)
 
 
 def numpy_kind(kind: type[Any]) -> ValueKind | None:
-    """Return the kind of a numpy type; None for any other type."""
+    """Return the kind for numpy's arrays, or for its scalars; None for any other type."""
     numpy = sys.modules.get("numpy")
     if numpy is None or not kind.__module__.startswith("numpy"):
         return None

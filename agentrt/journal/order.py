@@ -74,8 +74,8 @@ class Due(Protocol):
 
 
 class Begun(NamedTuple):
-    """A record that the code reached a ``node``, or cancelled it, after the group ``after`` was
-    delivered.
+    """A record that the code reached a ``node``, cancelled it, or closed its stream. ``after`` is
+    the number of the last group that had been delivered before.
     """
 
     node: str

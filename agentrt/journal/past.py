@@ -54,7 +54,8 @@ class PastNode:
 
 
 def nodes_of(name: str, starts: Iterable[StartRow], ends: Iterable[EndRow]) -> dict[str, PastNode]:
-    """Return a program's nodes by their places. ``name`` is the name of the journal.
+    """Return a program's nodes by their places, without nodes that the program has left for good
+    (`gone_in`). ``name`` is the name of the journal.
 
     Raises `JournalError` for a damaged row.
     """
@@ -79,9 +80,9 @@ def nodes_of(name: str, starts: Iterable[StartRow], ends: Iterable[EndRow]) -> d
 
 
 def gone_in(starts: Iterable[StartRow]) -> dict[str, int]:
-    """Return the places of the nodes that the program has left for good, each with the number of
-    the node's last attempt. The resumed code of the program had diverged, and did not reach these
-    nodes any more.
+    """Return the places of the nodes that the program has left for good, each with the attempt
+    number of the node's last row of the kind `GONE`. The resumed code of the program had diverged,
+    and did not reach these nodes any more.
     """
     gone: dict[str, int] = {}
     for start in starts:
@@ -105,9 +106,8 @@ def without_gone(
 class Past:
     """The recorded nodes of one program that the resumed code has not reached yet.
 
-    ``gone`` has the places of the nodes that the program will not reach again, because its resumed
-    code had diverged, each with the number of the node's last attempt (`gone_in`). These nodes are
-    not among the recorded nodes.
+    ``gone`` is the result of `gone_in`: the places of the nodes that the program will not reach
+    again, because its resumed code had diverged. These nodes are not among the recorded nodes.
     """
 
     def __init__(

@@ -20,8 +20,8 @@ _FIRST_REST_S = 0.2
 
 
 class PostgresConnection:
-    """A connection to the database at ``url``, which is opened again if it has broken. It may be
-    used in one thread at a time. ``timeouts`` are options of libpq.
+    """A connection to the database at ``url``. A broken connection is opened again when it is
+    needed. It may be used in one thread at a time. ``timeouts`` are options of libpq.
     """
 
     def __init__(self, url: str, timeouts: Mapping[str, Any]) -> None:
@@ -40,8 +40,9 @@ class PostgresConnection:
         return [] if made.description is None else made.fetchall()
 
     def again(self, work: Callable[[], T]) -> T:
-        """Return the result of ``work``. While the database restarts, call ``work`` again. ``work``
-        may have succeeded although it raised an error, so a second call must change nothing.
+        """Return the result of ``work``. If ``work`` raises `psycopg.OperationalError`, for example
+        because the database restarts, call it again, at most `_TRIES` times in all. ``work`` may
+        have succeeded although it raised an error, so a second call must change nothing.
         """
         for rest in range(_TRIES - 1):
             try:

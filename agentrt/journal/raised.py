@@ -1,10 +1,11 @@
 """Converting errors to JSON and back, with their texts, arguments, attributes, notes and causes.
 
-An error is read back as an instance of its own class, made without the constructor. If this
-instance would have another text or other arguments, or if the class cannot be found, the error is
-read back as a *stand-in*: an instance of a new class with the name and the texts of the error. The
-new class is derived from the nearest base classes that can be found. An argument or attribute that
-a journal cannot record is replaced by a `Lost` object, which raises an error when code uses it.
+An error is read back as an instance of its own class, made without the constructor. If the text or
+the arguments of this instance would differ from those of the error, or if journals cannot find the
+class by its name, the error is read back as a *stand-in*: an instance of a new class with the name
+and the texts of the error. The new class is derived from the nearest base classes that can be
+found. An argument or attribute that a journal cannot record is replaced by a `Lost` object, which
+raises an error when code uses it.
 """
 
 from __future__ import annotations
@@ -178,7 +179,9 @@ def _part(value: Any, writer: FormWriter, depth: int) -> Any:
 
 
 def _members(error: BaseException) -> Iterator[tuple[str, Any]]:
-    """Yield the attributes of an error that are not in its ``__dict__``."""
+    """Yield the name and the value of each attribute of an error that is not in its ``__dict__``.
+    ``args``, names that begin with ``__``, and attributes without a value are left out.
+    """
     seen = {"args"}
     for kind in type(error).__mro__:
         for name, member in vars(kind).items():

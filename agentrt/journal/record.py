@@ -155,9 +155,9 @@ class ProgramRecord:
     def enter(self, at: Place, kind: str, name: str, scope: str, request: Any) -> NodeRecord:
         """Return the record of the node that the code reaches at ``at``.
 
-        Raises `DivergenceError` if another node is recorded at this place and must not be dropped,
-        and again the error of an earlier divergence. Raises `asyncio.CancelledError` if the program
-        is parked.
+        Raises `DivergenceError` if another node is recorded at this place and must not be dropped.
+        Raises the error in ``diverged`` again if there is one, and `asyncio.CancelledError` if the
+        program is parked.
         """
         if self.diverged is not None:
             raise self.diverged
@@ -504,9 +504,9 @@ class ProgramRecord:
                 self.put(end.row)
 
     def _write_caught_refusals(self, error: BaseException | None) -> None:
-        """Drop the withheld ends, because the program has ended with ``error`` or with a result. Of
-        these ends, write only those of nodes whose values could not be recorded, and only if the
-        program caught the resulting error: it is neither ``error`` nor a cause of ``error``.
+        """Drop the withheld ends, because the program has ended with ``error`` or with a result.
+        First, write the ends of nodes whose values could not be recorded, if the program caught the
+        resulting error. A caught error is neither ``error`` nor a cause of ``error``.
         """
         causes = set[int]()
         while error is not None and id(error) not in causes:

@@ -40,8 +40,8 @@ _OPTIONS = orjson.OPT_PASSTHROUGH_DATACLASS
 _LEAST = 1000
 """Minimum number of bytes by which a piece must shorten the recorded request to be used."""
 _LATEST = 4
-"""Number of latest requests that are kept in memory for each task, and for each group of requests
-with the same beginning.
+"""Number of latest requests that are kept in memory for each task, for each group of requests with
+the same beginning, and for the whole program.
 """
 _SEEN, _TASKS = 3, 256
 """`_SEEN` is the number of latest requests of a task whose messages are cached. `_TASKS` is the
@@ -208,7 +208,8 @@ class RequestEncoder:
     def _base(self, task: str, key: str, marks: Marks) -> tuple[CallRequest | None, int]:
         """Return the earlier request whose items have the longest common beginning with ``marks``,
         and the length of this beginning in items. Return None and 0 if no request has a common
-        beginning.
+        beginning. The search ends early at a request whose items are all in the common beginning,
+        or whose common beginning lacks at most the last item of ``marks``.
         """
         best, length, most = None, 0, _length(marks)
         for request in self._candidates(task, key, marks):
@@ -247,8 +248,8 @@ class RequestEncoder:
         base: CallRequest | None,
         length: int,
     ) -> tuple[list[Any], int]:
-        """Return the pieces of earlier requests of which the beginning of ``items`` consists, and
-        the index of the first item after the pieces.
+        """Return the beginning of ``items`` as pieces of earlier requests, with new messages
+        between two pieces, and the index of the first item after this beginning.
         """
         marks, sizes = known
         most = len(items) - 1

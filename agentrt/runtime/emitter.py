@@ -363,7 +363,9 @@ class LiveEmitter:
             return await feed.next(services.events, run.row.tenant, timeout, services.clock)
 
     async def sleep(self, seconds: float, after: Iterable[Reply]) -> None:
-        """Sleep for a number of seconds. The engine is told that the program waits for an event."""
+        """Sleep for a number of seconds. The engine is told that the program waits, in the same way
+        as for a tool.
+        """
         interrupt = Interrupt("clock", deadline=self.registry.clock() + seconds, attempt=1)
         scope = self.own_scope("sleep")
         with self._interrupted(NodeKind.EVENT, "sleep", scope, after, interrupt):
@@ -438,8 +440,9 @@ class RunCaller(Caller):
                 self.scope.join(sibling.scope)
 
     def with_report(self, reply: Reply) -> Reply:
-        """Return the reply to a chat request with the node of the last of the request's calls that
-        ended, and with one report of all its calls (`CallReport.of_all`).
+        """Return the reply to a chat request with the tokens of all calls of the request, and with
+        one report of these calls (`CallReport.of_all`). The node of the reply is the node of the
+        call that ended last. If no call has ended, return the reply unchanged.
         """
         if not self.replies:
             return reply

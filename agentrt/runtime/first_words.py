@@ -18,7 +18,8 @@ def first_words(value: Any) -> str:
     """Return the first words of an input, "" if it has no text.
 
     For a list of messages, or an object with messages, these are the first words of the first user
-    message; for any other object, of its first text field; for a number, its digits.
+    message that has a text; texts that begin with `_REMINDER` do not count. For any other object,
+    these are the first words of its first text field, and for a number its digits.
     """
     text = _text(value)
     return "" if text is None else short(text, _MOST)

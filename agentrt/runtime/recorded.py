@@ -348,7 +348,7 @@ class Recorded:
 
         With ``begins``, this method records the start of the node; otherwise ``work`` records it.
         With ``again`` False, raise `ToolLostError` if the start of the node was recorded but not
-        its end. If ``node`` is None, only run ``work``.
+        its result. If ``node`` is None, only run ``work``.
         """
         if node is None:
             return await work()
@@ -432,7 +432,8 @@ class Recorded:
 
         Before the stream ends, wait until the recorded order allows the end of the call. In the
         recorded run, tools that the program started after the first pieces may have ended before
-        the call.
+        the call. Raises `DivergenceError` after the last piece if the recorded run had closed the
+        stream there.
         """
         try:
             for known in again(recorded):

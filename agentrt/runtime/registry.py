@@ -112,6 +112,7 @@ class RunRegistry:
         """End a run, with ``error`` if the run failed. Open nodes of the run are cancelled.
 
         If the state is done, but a question to a human is unanswered, the run becomes interrupted.
+        The open questions of an interrupted run become interrupted, too, and are not cancelled.
         """
         with self.lock:
             if state is RunState.DONE and run.row.humans:
@@ -145,7 +146,9 @@ class RunRegistry:
         cancelled: bool = False,
         error: BaseException | None = None,
     ) -> None:
-        """End the call of ``node``. ``report`` says which resources it used."""
+        """End the call of ``node``. ``report`` says which resources the call used. Without an
+        ``error``, the call has succeeded, unless it was ``cancelled``.
+        """
         with self.lock:
             now, dag = self.clock(), run.dag
             # A client program may end before its calls. Its end has closed the nodes of the calls.
@@ -257,7 +260,8 @@ class RunRegistry:
         report: CallReport | None,
         error: str | None,
     ) -> Node:
-        """Add a node of a resumed program that had ended before the restart, and add its costs.
+        """Add a node that had ended before its program was resumed, and add the node's costs to the
+        costs of the run.
 
         Listeners are not called, because nothing happens now.
         """

@@ -211,7 +211,9 @@ class Runtime:
 
     @property
     def opened_frontend(self) -> Frontend | None:
-        """The front end; None if no call has opened it yet."""
+        """The front end; None if it is not open, because no call has opened it yet, or because it
+        could not be opened.
+        """
         opening = self._frontend
         if opening is None or not opening.done() or opening.cancelled() or opening.exception():
             return None
@@ -300,7 +302,7 @@ class Runtime:
         the runtime's event loop.
 
         A run without a task is a client program, whose code another framework runs. When the
-        program's registry reports the end of the program, the engine drops its state.
+        program's registry reports the end of the program, the engine drops the program's state.
         """
         if run.task is None and run.ended_at is None:
             self._clients[run.id] = run

@@ -198,9 +198,10 @@ class TokenLog:
         return next((key for end, key in calls if self._places.get(key) == (sequence, end)), "")
 
     def drop(self, places: Iterable[str]) -> None:
-        """Drop the tokens that the model wrote in calls of these nodes, because the program runs
-        the nodes again. If tokens of other calls follow the dropped tokens in a sequence, the
-        dropped tokens stay in the sequence, but are no longer marked as written by the model.
+        """Drop the tokens that the model wrote in calls of the nodes at ``places``, and the rewards
+        of these nodes, because the resumed code does not reach the recorded nodes any more. If
+        tokens of other calls follow the dropped tokens in a sequence, the dropped tokens stay in
+        the sequence, but are no longer marked as written by the model.
         """
         gone = set(places)
         self._drop([key for key in self._places if node_of_key(key) in gone])

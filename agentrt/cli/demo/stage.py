@@ -54,7 +54,9 @@ class Stage:
         self._last_words = last_words
 
     def on_vllm(self, model: str | None) -> Rounds:
-        """Run and show all rounds on a real engine. Raises an error if the engine cannot start."""
+        """Run and show all rounds on a real engine. Raises the errors of `start_engine`, and the
+        error of a program that fails.
+        """
         self._screen.announce(_SUMMARY)
         real = engines.VLLMEngine(EngineOptions(model, SLOTS, STOCK))
 

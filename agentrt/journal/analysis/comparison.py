@@ -21,7 +21,8 @@ _MORE = ("output_tokens", "waiting_s", "service_s", "preemptions")
 def comparison(first: History, second: History) -> dict[str, Any]:
     """Return the totals of two programs and the differences of their nodes as JSON. The differences
     are in the order of the first program's nodes; nodes that only the second program has follow.
-    ``input`` says how the inputs differ, if they do.
+    ``input`` says how the inputs differ. It is None if the inputs are equal, or if one of them was
+    not recorded.
     """
     places = [*first.nodes, *(place for place in second.nodes if place not in first.nodes)]
     each = [{"node": place, "what": list(_differences(first, second, place))} for place in places]
@@ -63,8 +64,8 @@ def _kind_and_name(node: PastNode) -> str:
 
 
 def _answer(node: PastNode) -> str:
-    """Return an answer as JSON text without the fields that depend on the run; "" if there is no
-    answer.
+    """Return the answer of a node as JSON text, without the fields that depend on the run. Return
+    "" if no answer was recorded.
     """
     if node.end is None or not node.end.outcome:
         return ""

@@ -42,7 +42,8 @@ def fork_in(
     If ``store`` has a fork that was made with the same options (``how``) and is open, failed or
     cancelled, this fork is returned. Otherwise a new fork is written to ``store``. ``input`` is the
     fork's input as JSON text. ``answers`` maps places of nodes, such as "0.1#2", to new answers of
-    these nodes as JSON text. Raises `UsageError` for an answer that cannot be set.
+    these nodes as JSON text. Raises `UsageError` if a node with a new answer began after the node
+    ``at``, or if the result of a node that ended before ``at`` began could not be recorded.
     """
     options = json.dumps({"fork": how})
     known = dict(store.query("SELECT id, options FROM agentrt_programs"))
@@ -63,7 +64,7 @@ def _past_of(
     old: History, name: str, at: str, answers: Mapping[str, str], shift: float
 ) -> list[Change]:
     """Return the rows for the fork ``name``: the rows of all nodes that had ended when node ``at``
-    began, with the new ``answers``. The fork runs all other nodes again.
+    began, and of the nodes that get new ``answers``. The fork runs all other nodes again.
 
     The time of day is ``shift`` seconds ahead of the journal's clock.
     """
@@ -112,9 +113,9 @@ def answer_of(node: PastNode, answer: Any) -> str:
 
     For a call, ``answer`` is the text of the reply, or the JSON value of a structured reply. For
     any other node, ``answer`` is a value or the JSON text of a value; a text that is not valid JSON
-    stands for itself. If the old answer was a text, ``answer`` is the new text. An object with the
-    key ``$`` is a value that is already in its recorded form. Raises `UsageError` for an answer
-    that cannot be set.
+    stands for itself. If the old answer was a text, ``answer`` is the new text. Every new
+    text may also be written as a JSON string. A dict with the key ``$`` is a value that is already
+    in its recorded form. Raises `UsageError` for an answer that cannot be set.
     """
     start, is_call = node.start, node.start.kind == "call"
     place_and_name = f"--set {start.node}: {start.kind} {start.name}"

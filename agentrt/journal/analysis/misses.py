@@ -51,9 +51,10 @@ class Miss:
     text ``before`` is followed by ``was`` in the earlier prompt, and by ``now`` in this prompt.
     ``again`` is the number of units after the difference that are equal again. For the verdicts
     `SALTED` and `REPLACED`, ``was`` and ``now`` are the two salts, or the two versions of the
-    weights, and ``again`` is the length of the common beginning. All these fields are empty if no
-    earlier prompt differs, or if the journal has no texts. ``by`` are the programs for which blocks
-    were evicted.
+    weights, and ``again`` is the length of the common beginning. The fields from ``earlier`` to
+    ``again`` keep their defaults if the journal has no texts, or if there is no difference to
+    report: the prompt only extends an earlier prompt, or too little of it is equal again after the
+    difference. ``by`` are the programs for which blocks were evicted.
     """
 
     node: str
@@ -76,7 +77,9 @@ class Miss:
 
 
 class _Prompt(ABC):
-    """The prompt of a call, followed by its answer. ``size`` is the size of the prompt."""
+    """The prompt of a call, followed by its answer. ``size`` is the size of the prompt without the
+    answer, in ``unit``.
+    """
 
     unit: str
     around: int
@@ -145,8 +148,9 @@ class _Chat(_Prompt):
         )
 
     def after(self, at: int) -> tuple[str, list[str]]:
-        """Return the part of a message that begins at the offset ``at``, and a list of this whole
-        message and all later messages.
+        """Return the text from the offset ``at`` of the prompt to the end of the message at this
+        offset, and a list of this whole message and all later messages. Return "" and an empty list
+        if the prompt is not longer than ``at``.
         """
         for index, text in enumerate(self.parts):
             if at < len(text):
@@ -301,8 +305,9 @@ class _Texts:
 
 
 def _prompt(recorded: RecordedTime, stay: Stay, texts: _Texts) -> _Prompt | None:
-    """Return the prompt of a call; None if the journal does not have the whole request, or the
-    request is not an object.
+    """Return the prompt of a call; None if the request was not recorded, cannot be read, or is not
+    an object. Raises `JournalError` if an earlier request, on which this request builds, is
+    missing.
     """
     try:
         request = recorded.requests.whole(stay.start, array_of)

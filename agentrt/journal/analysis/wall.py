@@ -56,8 +56,8 @@ class WallInterval(NamedTuple):
     seconds).
 
     ``node`` is the place of the node that took the time, "" if no node did. For a call, ``tokens``
-    is the number of computed tokens, ``by`` are the programs that caused this time, ``level`` is
-    the call's queue level, and ``attained_s`` is the service that the call's program
+    is the number of computed or loaded tokens, ``by`` are the programs that caused this time,
+    ``level`` is the call's queue level, and ``attained_s`` is the service that the call's program
     had attained.
     """
 
@@ -99,8 +99,9 @@ class Stay:
 
     @property
     def asked_at(self) -> float:
-        """The time at which the program called a tool, before the tool waited for its turn. Raises
-        `JournalError` if the record of the tool cannot be read.
+        """The time at which the program called a tool, before the tool waited for its turn. For any
+        other node, the start of the node. Raises `JournalError` if the node's record cannot be
+        read.
         """
         account = self._account()
         turn_s = account.get("turn_s", 0.0) if isinstance(account, dict) else 0.0
@@ -249,10 +250,10 @@ class _Walk:
         yield from self._cover(self._ended_in(since, at), since, at, OWN)
 
     def _last(self) -> Stay | None:
-        """Return the node that ended last before the program did, without cancelled nodes.
+        """Return the node that ended last before the program did; None if there is no such node.
 
-        If the program is open or was cancelled, nodes that were open or cancelled at its end count,
-        too.
+        Nodes that were open or cancelled at the end of the program count only if the program itself
+        is open or was cancelled.
         """
         if self._life.state in (OPEN, CANCELLED):
             return self._stays[-1] if self._stays else None
