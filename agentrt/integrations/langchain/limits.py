@@ -18,8 +18,8 @@ class ContextTooLongError(PromptTooLongError, ContextOverflowError):
 
 @contextmanager
 def overflows_translated() -> Iterator[None]:
-    """Raise the error that LangChain's summarizers catch if a prompt in the ``with`` block is too
-    long.
+    """If a prompt in the ``with`` block is too long, raise `ContextTooLongError`, which LangChain's
+    summarizers catch.
     """
     try:
         yield
