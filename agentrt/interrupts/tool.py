@@ -58,10 +58,10 @@ class ToolOptions:
 class Tool:
     """A tool: a function of this process, or a tool that ``transport`` reaches.
 
-    ``spec`` describes the tool to a model; None for a function without a JSON schema. ``remote`` is
-    the tool's name at the transport. ``name`` is another name if models do not accept the remote
-    name, or if several transports have a tool with this name. Calling a `Tool` calls its function
-    directly, outside any program.
+    ``spec`` describes the tool to a model; None for a function without a JSON schema. ``name`` is
+    the tool's name for programs and models, and ``remote`` its name at the transport. The two names
+    differ if models do not accept the remote name, or if several tools have this name. Calling a
+    `Tool` calls its function directly, outside any program.
     """
 
     def __init__(
