@@ -133,8 +133,9 @@ class Tool:
             raise ToolResultError(f"tool {self.name}: wrong result: {wrong}", name=self.name)
 
     def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """Return all arguments by name, as a model passes them. Raises `ToolArgumentsError` for
-        arguments by position that the function does not take.
+        """Return all arguments by name, as a model passes them. A tool outside this process takes
+        no arguments by position. Raises `ToolArgumentsError` for arguments by position that the
+        tool does not take.
         """
         if self.schema is not None:
             return self.schema.bind(args, kwargs)
