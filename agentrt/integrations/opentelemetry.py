@@ -1,8 +1,8 @@
 """Programs as OpenTelemetry traces: a span for each program, call, tool, question and event.
 
 If the semantic conventions for generative AI define a name for an attribute, the attribute has this
-name. The names of all other attributes begin with ``agentrt.``. The span of a node has a link to the
-span of each parent of the node, so these links are the edges of the execution DAG. The engine's
+name. The names of all other attributes begin with ``agentrt.``. The span of a node has a link to
+the span of each parent of the node, so these links are the edges of the execution DAG. The engine's
 spans are children of the spans of its calls.
 """
 
