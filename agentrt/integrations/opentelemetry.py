@@ -252,9 +252,9 @@ class RemoteParents:
 
 @contextmanager
 def traced_runtime(executor: Executor, endpoint: str, **options: Any) -> Iterator[Runtime]:
-    """Open a `Runtime` with these ``options`` that sends its programs' traces to ``endpoint``.
-
-    See `exported`.
+    """Yield a new `Runtime` with these ``options``, which the caller must open. The traces of its
+    programs are sent to ``endpoint`` until the end of the ``with`` block. Raises the errors of
+    `exported`.
     """
     registry = RunRegistry()
     with exported(endpoint) as provider:
