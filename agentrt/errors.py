@@ -54,8 +54,8 @@ def text_of(error: BaseException) -> str:
 
 
 def first_of(error: BaseException) -> BaseException:
-    """Return the first error of a group, which made the task group cancel the other tasks; any
-    other error unchanged.
+    """Return the first error of an error group, which made the task group cancel its other tasks.
+    Return an error that is not a group unchanged.
     """
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
@@ -93,7 +93,7 @@ class UnrecordableError(ConfigError):
 
 
 class UnknownContextError(ConfigError):
-    """A name under which this tenant has saved no context."""
+    """A name under which the program's tenant has saved no context."""
 
 
 class ProgramLoadError(UsageError):

@@ -1,5 +1,5 @@
-"""How to install the packages of agentrt's extras. No package of agentrt is published yet, so they
-are installed from a checkout.
+"""How to install the packages of agentrt's extras. agentrt is not published as a package yet, so
+its extras are installed from a checkout.
 """
 
 from __future__ import annotations

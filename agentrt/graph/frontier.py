@@ -132,7 +132,9 @@ class Frontier:
         return False
 
     def _news(self, child: Frontier, own: bool) -> tuple[int, ...]:
-        """Return the nodes of ``child`` that this thread has never had in its frontier."""
+        """Return the nodes of ``child`` to add to this frontier. If this thread has forked
+        ``child``, the nodes that the fork started with are left out.
+        """
         ids = child.ids
         if not own or child._moved:
             return ids
@@ -171,9 +173,9 @@ def maximal(ids: Iterable[int], dag: ExecutionDAG, budget: int = 256) -> tuple[i
     """Return ``ids`` in rising order, without the nodes that are ancestors of other nodes.
 
     The search follows edges backwards from the deepest node, and stops at the smallest depth of the
-    remaining ids. It follows at most about ``budget`` edges, plus four for each id. If it stops
-    earlier, an ancestor may remain. Such an ancestor only adds a redundant edge to the DAG, which
-    changes neither the order of nodes nor the service on the longest path to a node.
+    remaining ids. It follows at most about ``budget`` edges, plus four for each id. If this limit
+    ends the search, an ancestor may remain. Such an ancestor only adds a redundant edge to the DAG,
+    which changes neither the order of nodes nor the service on the longest path to a node.
     """
     unique = sorted(set(ids))
     if len(unique) < 2:

@@ -1,8 +1,9 @@
 """Programs as OpenTelemetry traces: a span for each program, call, tool, question and event.
 
-Attributes have the names of the semantic conventions for generative AI; all others begin with
-``agentrt.``. A span has links to the spans of the nodes that had to end before it, which are the
-edges of the execution DAG. The engine's spans are children of the spans of its calls.
+If the semantic conventions for generative AI define a name for an attribute, the attribute has this
+name. The names of all other attributes begin with ``agentrt.``. The span of a node has a link to
+the span of each parent of the node, so these links are the edges of the execution DAG. The engine's
+spans are children of the spans of its calls.
 """
 
 from __future__ import annotations
@@ -251,9 +252,9 @@ class RemoteParents:
 
 @contextmanager
 def traced_runtime(executor: Executor, endpoint: str, **options: Any) -> Iterator[Runtime]:
-    """Open a `Runtime` with these ``options`` that sends its programs' traces to ``endpoint``.
-
-    See `exported`.
+    """Yield a new `Runtime` with these ``options``, which the caller must open. The traces of its
+    programs are sent to ``endpoint`` until the end of the ``with`` block. Raises the errors of
+    `exported`.
     """
     registry = RunRegistry()
     with exported(endpoint) as provider:

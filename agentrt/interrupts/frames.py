@@ -60,8 +60,8 @@ class Returned(NamedTuple):
 
 
 class Raised(NamedTuple):
-    """The exception of a function. ``error`` is the pickled exception; None if it is not
-    picklable.
+    """The exception of a function. ``error`` is the pickled exception; None if the exception cannot
+    be pickled and unpickled, or is too large.
     """
 
     error: bytes | None
@@ -71,7 +71,8 @@ class Raised(NamedTuple):
 
 
 class Refused(NamedTuple):
-    """A message that the arguments could not be unpickled, or the result could not be pickled.
+    """A message that the arguments could not be unpickled, or that the result could not be pickled
+    or is too large.
 
     ``arguments`` is True for the arguments, and False for the result.
     """

@@ -194,7 +194,7 @@ class WorkerProcess:
 
     async def load(self, reference: Reference) -> None:
         """Make the worker import a function. Raises `ImportError` if the worker cannot import it,
-        and `EOFError` if the worker dies.
+        and `EOFError` or `ConnectionError` if the worker dies.
         """
         self._writer.write(frame(Load(reference, sys.path)))
         message = await self._receive()
@@ -207,7 +207,7 @@ class WorkerProcess:
         """Run a function in the worker, and return its outcome. The progress and the questions of
         the function are passed to ``context``.
 
-        Raises `EOFError` if the worker dies.
+        Raises `EOFError` or `ConnectionError` if the worker dies.
         """
         asking: dict[int, asyncio.Task[None]] = {}
         try:
@@ -257,7 +257,8 @@ class WorkerProcess:
 def reference_to(function: Callable[..., Any]) -> Reference:
     """Return the place where a worker finds a function.
 
-    Raises `ConfigError` for a function that is not in a file.
+    Raises `ConfigError` for a function of the main module if this module is not a file, as in an
+    interactive session.
     """
     name = function.__module__
     module = sys.modules.get(name)

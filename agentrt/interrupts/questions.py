@@ -115,7 +115,7 @@ class Questions:
         question = self.open.get(question_id)
         if question is None:
             closed = self.closed.get(question_id)
-            why = "is unknown" if closed is None else f"is closed: it was {closed.state} already"
+            why = "is unknown" if closed is None else f"is closed; its state is {closed.state!r}"
             raise QuestionClosedError(f"question {question_id} {why}")
         accepted = question.form.accept(value)
         answered = self._answers[question_id]

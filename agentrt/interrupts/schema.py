@@ -75,8 +75,8 @@ class ToolSchema:
         return ToolSpec(self.name, doc, self._parameters)
 
     def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """Return all arguments by name, as a model passes them. Raises `ToolArgumentsError` for
-        arguments by position that the function does not take.
+        """Return all arguments by name, as a model passes them. If some arguments are passed by
+        position, raises `ToolArgumentsError` for arguments that the function does not take.
         """
         if not args:
             return dict(kwargs)  # `checked` reports missing and unknown arguments

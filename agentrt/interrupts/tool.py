@@ -58,10 +58,10 @@ class ToolOptions:
 class Tool:
     """A tool: a function of this process, or a tool that ``transport`` reaches.
 
-    ``spec`` describes the tool to a model; None for a function without a JSON schema. ``remote`` is
-    the tool's name at the transport. ``name`` is another name if models do not accept the remote
-    name, or if several transports have a tool with this name. Calling a `Tool` calls its function
-    directly, outside any program.
+    ``spec`` describes the tool to a model; None for a function without a JSON schema. ``name`` is
+    the tool's name for programs and models, and ``remote`` its name at the transport. The two names
+    differ if models do not accept the remote name, or if several tools have this name. Calling a
+    `Tool` calls its function directly, outside any program.
     """
 
     def __init__(
@@ -133,8 +133,9 @@ class Tool:
             raise ToolResultError(f"tool {self.name}: wrong result: {wrong}", name=self.name)
 
     def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """Return all arguments by name, as a model passes them. Raises `ToolArgumentsError` for
-        arguments by position that the function does not take.
+        """Return all arguments by name, as a model passes them. A tool outside this process takes
+        no arguments by position. Raises `ToolArgumentsError` for arguments by position that the
+        tool does not take.
         """
         if self.schema is not None:
             return self.schema.bind(args, kwargs)

@@ -66,7 +66,9 @@ def main(fd: int, parent: int) -> None:
 
 
 def _die_with(parent: int) -> None:
-    """Make the kernel kill this process when its parent ends."""
+    """Make the kernel kill this process when its parent ends (on Linux only). If the parent has
+    already ended, end this process now.
+    """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:

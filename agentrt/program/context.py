@@ -376,7 +376,7 @@ class Context:
 async def _by_default(
     emitter: Emitter, request: Mapping[str, Any], after: Iterable[Reply]
 ) -> Reply:
-    """Make a call whose answer has the default maximum length, and warn if this length cut it."""
+    """Make a call with the default length limit, and warn if this limit cut the answer."""
     reply = await emitter.call(request, after)
     _check_default_limit(reply)
     return reply

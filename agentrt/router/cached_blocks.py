@@ -2,7 +2,7 @@
 
 A block's hash covers all tokens of the prompt up to the end of the block. So blocks form a prefix
 tree, and a table from hashes to replicas gives access to each node of the tree in one step. Engines
-evict a chain of blocks from its end, so the cached blocks of a prompt are always the first blocks
+usually evict a chain of blocks from its end, so the cached blocks of a prompt are the first blocks
 of the prompt. The number of these blocks is found by bisection, for all replicas at once.
 """
 

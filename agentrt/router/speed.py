@@ -69,8 +69,8 @@ class Speed:
             self._fit()
 
     def expected_s(self, report: CallReport, beside: float) -> float:
-        """Return the service, in seconds, that a call with these numbers of steps and tokens takes
-        on an average replica.
+        """Return the service, in seconds, that a call with the numbers of steps and tokens in
+        ``report`` takes on an average replica.
         """
         computed = report.uncached_tokens
         return report.steps * (self.step_s + self.beside_s * beside) + computed * self.prefill_s

@@ -154,8 +154,8 @@ class _Making:
     def _close_wait(
         self, now: float, begun: Sequence[Any], reason: str, held_by: Sequence[Plain]
     ) -> None:
-        """Close a span of waiting. Its causes include the programs that have started since the
-        span began, according to ``begun``.
+        """Close a span of waiting. Except after a preemption, the causes of the span include the
+        programs that have started since the span began, according to ``begun``.
         """
         by = self.by
         if reason != PREEMPTED:

@@ -282,8 +282,8 @@ class SchedulerCore:
             self._forget(program, now)
 
     def cache_emptied(self) -> None:
-        """Note that the prefix cache was emptied, so that it has no context of a program without
-        running calls any more.
+        """Note that the prefix cache was emptied, and that the contexts of all programs without a
+        call in the engine are lost.
         """
         if self.admission is not None:
             self.admission.cache_emptied(self.table)
@@ -291,8 +291,8 @@ class SchedulerCore:
     # -- a step ----------------------------------------------------------------------------
 
     def plan_step(self, now: float, running: Sequence[QueuedCall], engine: Engine) -> StepPlan:
-        """Plan the engine's next step: which calls join the queue of waiting calls, in which order,
-        and which running calls are preempted.
+        """Plan the engine's next step: which further calls may start, in which order the waiting
+        calls start, and which running calls are preempted.
 
         ``running`` are the running calls sorted by key, the worst call last. When this method
         returns, the decisions about waiting calls have been applied to the queue. The caller only
@@ -306,8 +306,9 @@ class SchedulerCore:
 
     def refresh_priorities(self, now: float) -> None:
         """If the policy's statistics have changed much, give all waiting calls a new priority, over
-        several steps. A call that comes to the front meanwhile gets its new priority before it can
-        start. This method is called once in each step.
+        several steps. Meanwhile, the calls at the front of the queue get their new priorities
+        before they can start, at most `_REFRESHED` calls in a step. This method is called once in
+        each step.
         """
         if (revision := self.policy.revision) != self._revision:
             self._revision = revision
@@ -507,8 +508,8 @@ class SchedulerCore:
         call.settled_at_s = call.served_s + share * (call.served_s - call.began_served_s)
 
     def _remove(self, call: QueuedCall, now: float) -> None:
-        """Remove a call that has ended from the queue, from the batch, and from its program's
-        calls.
+        """Remove a call that has ended from the queue, from the calls that load KV cache, and from
+        its program's calls.
         """
         self.queue.discard(call)
         self.loading.pop(call, None)

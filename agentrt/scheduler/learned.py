@@ -346,9 +346,9 @@ class Usual:
         """Return the number of tokens by which the context of a chain of calls is expected to grow
         in ``seconds``.
 
-        The growth with each call is reduced by ``context_tokens``, multiplied by the probability
-        that the chain ends with the call, because the context then becomes free. The result is 0
-        for a type that branches, and until the duration of a turn is known.
+        The context becomes free when the chain ends. So the growth with each call is reduced by
+        the product of ``context_tokens`` and the probability that the chain ends with the call.
+        The result is 0 for a type that branches, and until the duration of a turn is known.
         """
         if not self.turn_s.value or self.branches:
             return 0
@@ -433,8 +433,8 @@ class StepCost:
         self._update()
 
     def without_stall(self, seconds: float, tokens: int, calls: int) -> float:
-        """Return the seconds of a step like `step`. If the engine was stalled, return the seconds
-        that such a step usually takes.
+        """Return ``seconds``, which a step of ``tokens`` tokens and ``calls`` calls took. If the
+        engine was stalled, return the seconds that a step with these numbers usually takes.
         """
         usual_s = self.decode_s + max(tokens - calls, 0) * self.token_s
         if seconds > _OUTLYING * usual_s and self.decode_s and self.compared:
@@ -444,8 +444,8 @@ class StepCost:
     def _update(self) -> None:
         """Update both costs.
 
-        The costs are recomputed when an eighth of the kept steps are new, and when the cost of a
-        step without prefill has changed or is no longer known.
+        The cost of a prompt token is recomputed when an eighth of the kept steps with prefill are
+        new, and when the cost of a step without prefill has changed or is no longer known.
         """
         without_s = self._without.value if self._since < RECENT else -1.0
         if without_s > 0.0:

@@ -41,7 +41,7 @@ class EngineProgram(ProgramStats):
     program; None if the engine has not waited yet.
     """
     tool_wait_for: str = ""
-    """The id of the program whose tool the idle engine waits for instead."""
+    """The id of the program whose tool the idle engine waits for before it admits this program."""
 
     # -- its claim on the KV cache (admission ``memory``) -----------------------------------
     context_tokens: int = 0
@@ -101,7 +101,7 @@ class CachedBlocks:
     oldest: float = 0.0
     """The time at which the free block that would be evicted first was last used."""
     chains: deque[bytearray] = field(default_factory=lambda: deque(maxlen=SCANNED), repr=False)
-    """The chains of block hashes of the last calls: one chain per call."""
+    """The chains of block hashes of the last calls. A call that continues a chain replaces it."""
 
     @property
     def calling(self) -> bool:

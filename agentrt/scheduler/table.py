@@ -12,7 +12,7 @@ the engine core to the runtime and back:
 2. The runtime reads the report (`VLLMEngine.generate`), and adds the service to the runtime's table
    and to the node in the program's DAG (`RunRegistry.end_call`).
 3. When the program makes its next call, the runtime computes the service on the call's critical
-   path, and sends it with the call as its `Identity` (`RunRegistry.begin_call`).
+   path (`RunRegistry.begin_call`), and sends this service in the call's `Identity`.
 4. The call may run in another engine core than the program's last call. This core raises the
    service in its row to the service in the identity (`catch_up`), and then ranks the call
    (`SchedulerCore.handle`).

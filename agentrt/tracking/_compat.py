@@ -89,8 +89,8 @@ def _innermost(coro: Any) -> FrameType | None:
 
 
 def given_beside(coro: object) -> Sequence[Any]:
-    """Return the arguments of `asyncio.as_completed` if this function is starting a task for
-    ``coro`` now; else an empty sequence.
+    """Return the arguments of `asyncio.as_completed` if `asyncio.as_completed` is starting a task
+    for ``coro`` now; else an empty sequence.
 
     `asyncio.as_completed` puts its arguments into a set, so it starts the tasks in an arbitrary
     order.

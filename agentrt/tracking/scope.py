@@ -175,8 +175,8 @@ class Wait:
     """A gather, shield or TaskGroup that a task waits for: the number of tasks in it, and the
     scopes of its ended tasks.
 
-    A `Wait` refers only to scopes and by weak references, so that it keeps neither tasks nor
-    results alive.
+    A `Wait` refers to scopes and not to tasks, and to asyncio's own object only by a weak
+    reference, so that it keeps neither tasks nor results alive.
     """
 
     __slots__ = ("ended", "expected", "is_group", "target")

@@ -23,8 +23,8 @@ class Rollout:
 
     Each token that the model wrote is marked in the mask of exactly one of the ``sequences``. A
     program whose chat only grows has a single sequence. ``state`` is ``done`` if the program
-    returned, and ``stopped`` if a limit or the end of its group ended it. ``result`` has everything
-    else.
+    returned, and ``stopped`` if a limit or the end of its group ended it. ``result`` has all other
+    data of the sample, such as the program's result.
     """
 
     reward: float
@@ -56,9 +56,9 @@ class Group:
 
     ``id`` and ``record`` belong to the input, and ``epoch`` counts the passes over the inputs from
     1. ``failures`` are the results of samples that failed and are not among the ``rollouts``.
-    ``stragglers`` is the number of samples that were stopped and dropped because enough others had
-    ended. ``attempt`` is higher than 1 if earlier attempts were repeated because a token of theirs
-    was too old.
+    ``stragglers`` is the number of samples that were stopped and dropped because enough other
+    samples had ended. ``attempt`` is higher than 1 if earlier attempts were repeated, because
+    weights that were too old had written one of their tokens.
     """
 
     id: str
@@ -112,8 +112,9 @@ class GroupCounts:
 
     Each group that began is later counted once in ``taken``, in ``filtered`` or in ``failed`` (no
     sample could be used), unless the stream ends before. ``too_old`` counts the attempts that were
-    repeated because a token of theirs was too old. Each sample that began is later counted once in
-    ``ended`` (it returned, or a limit ended it), in ``errors`` or in ``stragglers``.
+    repeated because weights that were too old had written one of their tokens. Each sample that
+    began is later counted once in ``ended`` (it returned, or a limit ended it), in ``errors`` or in
+    ``stragglers``.
     """
 
     begun: int = 0

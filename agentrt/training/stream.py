@@ -92,8 +92,9 @@ class _Phase(IntEnum):
 class _Open:
     """A group that has begun.
 
-    The samples of this attempt have the numbers from ``first`` to ``next`` - 1. ``pending`` of them
-    have no result yet, and ``older`` samples of earlier attempts have none.
+    The samples of this attempt have the numbers from ``first`` to ``next`` - 1. ``pending`` is the
+    number of these samples that have no result yet, and ``older`` the number of samples of earlier
+    attempts that have no result yet.
     """
 
     item: Item
@@ -395,7 +396,9 @@ class GroupStream:
         return bound is not None and oldest is not None and self.version - oldest > bound
 
     def _repeat(self, opened: _Open) -> None:
-        """Run a group again with new samples, because a token of the group is too old."""
+        """Run a group again with new samples, because weights that are too old have written one of
+        its tokens.
+        """
         again = _Open(
             opened.item,
             opened.id,
@@ -451,7 +454,7 @@ def groups(
     seed: int = 0,
 ) -> GroupStream:
     """Run a program or a LangGraph graph several times on each input, and stream the samples of
-    each input as a `Group`, in the order in which groups are complete.
+    each input as a `Group`, in the order in which the groups become complete.
 
     A group is complete when ``samples`` of its samples have ended. With ``extra_samples``, this
     number of further samples begins for each input. The samples that still run when a group is

@@ -1,4 +1,4 @@
-"""agentrt programs as agent loops of verl: verl's servers write the tokens, verl trains.
+"""agentrt programs as agent loops of verl: verl's servers write the tokens, and verl trains.
 
 In the file that verl's ``actor_rollout_ref.rollout.agent.agent_loop_config_path`` names:
 

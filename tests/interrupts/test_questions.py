@@ -67,7 +67,7 @@ async def test_the_first_of_two_answers_counts(asked: Asked) -> None:
     run = asked.start()
     question = await asked.one()
     asked.questions.answer(question.id, "left")
-    with pytest.raises(QuestionClosedError, match="was answered already"):
+    with pytest.raises(QuestionClosedError, match="is closed; its state is 'answered'"):
         asked.questions.answer(question.id, "right")
     assert await run.wait() == "left"
     assert run.dag.node(0).state is NodeState.DONE
@@ -80,7 +80,7 @@ async def test_past_its_timeout_a_question_is_expired(asked: Asked) -> None:
     with pytest.raises(InterruptExpiredError, match=r"nobody answered within 1e-06 s: 'Which\?'"):
         await run.wait()
     [question] = asked.questions.closed.values()
-    with pytest.raises(QuestionClosedError, match="was expired already"):
+    with pytest.raises(QuestionClosedError, match="is closed; its state is 'expired'"):
         asked.questions.answer(question.id, "late")
     assert run.dag.node(0).state is NodeState.EXPIRED
     assert asked.states == ["open", "expired"]
@@ -107,7 +107,7 @@ async def test_the_end_of_a_program_withdraws_its_questions(asked: Asked) -> Non
     cancelled.cancel()
     with pytest.raises(asyncio.CancelledError):
         await cancelled.wait()
-    with pytest.raises(QuestionClosedError, match="was withdrawn already"):
+    with pytest.raises(QuestionClosedError, match="is closed; its state is 'withdrawn'"):
         asked.questions.answer(question.id, "yes")
     assert asked.states == ["open", "withdrawn"] * 2
     assert run.dag.node(0).state is NodeState.CANCELLED

@@ -124,8 +124,8 @@ class LoopJob(Generic[T]):
     def stop(self) -> None:
         """Cancel the work if it has not ended, and block until it has.
 
-        Called on the work's own loop, for example when the garbage collector closes a stream, it
-        does not block: the work ends when the loop continues.
+        If this method is called on the work's own loop, for example when the garbage collector
+        closes a stream, it does not block: the work ends when the loop continues.
         """
         if self.outcome.done():
             return

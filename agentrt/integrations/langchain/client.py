@@ -187,7 +187,11 @@ class RuntimeClient:
         return await question(await runtime.frontend())
 
     def close(self) -> None:
-        """Cancel the calls, and stop the engine and the thread that the client owns. Idempotent."""
+        """Make no more calls. If the client owns its runtime, also cancel the calls in flight, and
+        stop the engine and the thread. Idempotent.
+
+        Raises `ConfigError` on the client's own event loop, which would wait for itself.
+        """
         with self._lock:
             self.closed = True
             thread, self._thread = self._thread, None

@@ -18,8 +18,8 @@ class ContextTooLongError(PromptTooLongError, ContextOverflowError):
 
 @contextmanager
 def overflows_translated() -> Iterator[None]:
-    """Raise the error that LangChain's summarizers catch if a prompt in the ``with`` block is too
-    long.
+    """If a prompt in the ``with`` block is too long, raise `ContextTooLongError`, which LangChain's
+    summarizers catch.
     """
     try:
         yield
@@ -28,8 +28,8 @@ def overflows_translated() -> Iterator[None]:
 
 
 def expected_profile(model: str | None, *, known: bool) -> ModelProfile:
-    """Return the profile of a model before its engine has started. ``known`` means that the model
-    runs on an embedded engine, so that its context can be read from its files.
+    """Return the expected profile of a model whose engine has not started. ``known`` means that the
+    model runs on an embedded engine, so that the length of its context can be read from its files.
     """
     limit = None
     if known:

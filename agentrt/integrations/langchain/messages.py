@@ -74,7 +74,7 @@ def _said(message: BaseMessage) -> Said:
 
 
 def _thought(message: AIMessage, blocks: Sequence[Block]) -> Said:
-    """Return the model's reasoning. Many models need it back while they call tools."""
+    """Return the model's reasoning, which many models must see again while they call tools."""
     thought = message.additional_kwargs.get("reasoning_content") or "".join(
         block.get("reasoning") or block.get("thinking") or ""
         for block in blocks

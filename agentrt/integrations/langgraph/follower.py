@@ -1,4 +1,5 @@
-"""Following LangChain's run tree: each root run is a program, and each call gets its parents.
+"""Following LangChain's run tree: each root run outside an agentrt program is a program of its own,
+and each call gets its parents.
 
 A single callback handler, attached to every run of the process, keeps a frame for each open run
 (`agentrt.integrations.langgraph.frames`). The handler does not see calls: the code that makes a

@@ -22,7 +22,8 @@ from agentrt.tracking.scope import Scope
 class Followed:
     """A program that the follower has found: its run, its open frames, and its open questions.
 
-    ``loop`` is the event loop of its root run, or None if the root run is synchronous.
+    ``loop`` is the event loop of its root run; None if the root run is synchronous, and for an
+    agentrt program, which has no root run.
     """
 
     run: Run

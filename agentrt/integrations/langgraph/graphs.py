@@ -77,8 +77,8 @@ class Factory:
         return bool(self._takes)
 
     async def open(self, access: Access, stack: AsyncExitStack) -> Any:
-        """Call the function and return its graph. ``stack`` closes a context manager that it
-        returns. Raises the function's own errors.
+        """Call the function and return its graph. If the function returns a context manager,
+        ``stack`` closes it. Raises the function's own errors.
 
         A server's store refuses calls that would block its event loop. A function without ``async``
         that makes such a call is called again in a thread, where the store accepts such calls.
@@ -230,9 +230,9 @@ def graph_name(value: Any, variable: str) -> str:
 async def open_graph(value: Any, stack: AsyncExitStack, access: Access) -> Graph:
     """Return ``value`` as a compiled graph. A factory is called, and a builder is compiled.
 
-    ``stack`` closes the context managers of a factory. The graph of a factory that has no store of
-    its own gets the store of ``access``. Raises `ProgramLoadError` if the result is not a graph,
-    and the errors of the factory and of the builder.
+    ``stack`` closes the context managers of a factory. If a factory's graph has no store of its
+    own, the graph gets the store of ``access``. Raises `ProgramLoadError` if the result is not a
+    graph, and the errors of the factory and of the builder.
     """
     by_factory = is_factory(value)
     if by_factory:

@@ -120,7 +120,9 @@ def _check_type(name: str, field: str, value: Any, channel: BaseChannel[Any, Any
 
 
 def _wanted(channel: BaseChannel[Any, Any, Any]) -> type | None:
-    """Return the plain type that a field must have; None if its reducer may take other types."""
+    """Return the type that a field must have, if it is a type of `_WORDS`. Return None for other
+    types, and for a field whose reducer may take other types.
+    """
     adds = isinstance(channel, BinaryOperatorAggregate) and channel.operator is operator.add
     if not adds and not isinstance(channel, LastValue):
         return None

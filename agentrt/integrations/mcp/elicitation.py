@@ -35,15 +35,17 @@ _CALL: contextvars.ContextVar[McpCall | None] = contextvars.ContextVar("agentrt_
 
 
 class Elicitations:
-    """The calls in flight of a server, which ask the server's questions."""
+    """The calls in flight on a server. The server's questions are asked by the programs of these
+    calls.
+    """
 
     def __init__(self) -> None:
         self._calls: dict[McpCall, None] = {}
 
     @contextlib.contextmanager
     def under_way(self, call: McpCall) -> Iterator[None]:
-        """Let the server ask questions for ``call`` during the ``with`` block. Its open
-        questions end with the block.
+        """Let the server ask questions for ``call`` during the ``with`` block. At the end of the
+        block, the open questions of the call are withdrawn.
         """
         self._calls[call] = None
         token = _CALL.set(call)
@@ -58,8 +60,8 @@ class Elicitations:
     async def __call__(
         self, context: ClientRequestContext, params: ElicitRequestParams
     ) -> ElicitResult:
-        """Ask a human, and return the answer. A withdrawn question is declined, and a question that
-        timed out is cancelled.
+        """Ask a human, and return the answer. A withdrawn question is declined. A question is
+        cancelled if it timed out, or if it cannot be asked.
         """
         call = self._caller()
         if call is None:

@@ -38,8 +38,9 @@ class HttpClient(httpx2.AsyncClient):
         )
 
     async def send(self, request: httpx2.Request, **options: Any) -> httpx2.Response:
-        """Send a request like the base class, but return an error response instead of raising if
-        the server cannot be reached.
+        """Send a request like the base class. Return an error response if the server cannot be
+        reached, if the connection breaks, if the server rejects the client (status 401 or 403), or
+        if it has dropped the session (status 404).
         """
         try:
             response = await super().send(request, **options)

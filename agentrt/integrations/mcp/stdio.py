@@ -58,7 +58,7 @@ second, after the result, as TypeScript's SDK writes it.
 
 
 class Stderr:
-    """The end of a server's output on stderr."""
+    """The last `_LAST_WORDS` bytes of a server's output on stderr."""
 
     def __init__(self) -> None:
         self._tail = b""
@@ -162,8 +162,8 @@ class _Lines(codecs.IncrementalDecoder):
 
 
 def _refused_answer(line: bytes, why: str) -> SessionMessage | None:
-    """Return an error for the call whose answer is a line that cannot be read, of which only the
-    beginning and the end may be known. Return None if the line is not an answer.
+    """Return an error for the call whose answer is ``line``, which cannot be read. Perhaps only the
+    beginning and the end of the line are known. Return None if the line is not an answer.
     """
     match = _ANSWER_STARTS.match(line) or _ANSWER_ENDS.fullmatch(line)
     return None if match is None else _refusal(json.loads(match[1]), why)

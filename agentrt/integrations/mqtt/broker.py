@@ -71,7 +71,8 @@ def read_broker(
     cert: Path | None = None,
     key: Path | None = None,
 ) -> Broker:
-    """Read a broker from its URL. The password may be in the environment instead of the URL.
+    """Read a broker from its URL. The password may be in the URL, or in the variable `PASSWORD` of
+    ``environment``. The password in the URL takes precedence.
 
     Raises `ConfigError` for an invalid URL or unusable certificates. The message never has the
     password.

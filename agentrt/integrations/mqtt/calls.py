@@ -190,7 +190,9 @@ class ToolAttempt:
             ) from error
 
     def outgoing(self, now: float) -> Outgoing:
-        """Return the message for the worker that has the call, or for all that offer the tool."""
+        """Return the message for the worker that has the call. If no worker has the call, the
+        message is for one of the workers that offer the tool.
+        """
         topic = self.topics.calls(self.tool)
         if self.worker is not None:
             topic = self.topics.inbox(self.worker)

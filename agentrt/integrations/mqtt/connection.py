@@ -181,8 +181,8 @@ class Connection:
         """Run a request on the broker, after waiting at most ``within`` seconds for a connection.
 
         Raises `ToolUnavailableError` if there is no connection, if it breaks, or if the broker
-        refuses the request. Cancelling the caller does not cancel the request; it ends only with
-        the connection.
+        refuses the request. Cancelling the caller does not cancel the request; only the end of the
+        connection does.
         """
         await self.ready(within)
         assert self._client is not None
@@ -381,8 +381,8 @@ class Connection:
             log.exception("dropped a message on %s", message.topic)
 
     def _start(self, request: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Start a task that ends with the connection. Its error is ignored unless a caller awaits
-        it.
+        """Start a task, which is cancelled if the connection ends before the task. The task's error
+        is ignored unless a caller reads it.
         """
         with tracking.outside():
             task = asyncio.create_task(request)

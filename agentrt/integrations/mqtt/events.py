@@ -63,7 +63,8 @@ class MqttEvents(EventSource):
     order within a topic.
 
     Messages that are published while the connection is broken arrive later, unless the broker
-    itself stopped. A subscription waits up to ``connect_timeout`` seconds for the broker.
+    itself stopped, or the connection is broken for more than 300 seconds. A subscription waits up
+    to ``connect_timeout`` seconds for the broker.
     """
 
     name = "mqtt"

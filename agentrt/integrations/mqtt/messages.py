@@ -73,7 +73,7 @@ class OfferedTool(_MessagePart):
         )
 
     def tool(self) -> Tool:
-        """Return the tool for callers. It has no concurrency limit, because workers enforce it."""
+        """Return the tool for callers, without the concurrency limit, which workers enforce."""
         options = ToolOptions(self.timeout, self.retries, idempotent=self.idempotent)
         spec = ToolSpec(self.name, self.description, self.parameters)
         return Tool(self.name, spec=spec, result_schema=self.result, options=options)

@@ -51,7 +51,9 @@ class QuestionBoard(Protocol):
 
 
 class MqttQuestions:
-    """A publisher of the open questions of a ``board``, which also receives their answers."""
+    """A publisher of the open questions of ``board``. It also receives the answers, and passes them
+    to ``board``.
+    """
 
     def __init__(self, broker: Broker, board: QuestionBoard) -> None:
         self._prefix, self._board = broker.prefix, board

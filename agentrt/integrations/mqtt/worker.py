@@ -115,7 +115,9 @@ class Worker:
             self._notice(f"{error}; trying again")
 
     async def _finish(self) -> None:
-        """Wait until the running calls have ended and their results are sent."""
+        """Wait until the running calls have ended, and then at most `_GOODBYE_S` seconds until
+        their results are sent.
+        """
         self._announce()
         self._notice(f"finishing {len(self._jobs.live)} calls, accepting no new ones")
         if running := self._running():
@@ -225,7 +227,7 @@ class Worker:
 
     def _client_left(self, client: str) -> None:
         """Stop the calls of a client that has disconnected. If the client connects again and
-        repeats such a call, it gets an error.
+        repeats such a call, the reply is an error.
         """
         replies = self._topics.replies(client)
         for job in tuple(self._jobs.live.values()):
@@ -236,8 +238,8 @@ class Worker:
                 self._end(job, self._replies.failed(lost))
 
     def _end(self, job: ToolJob, reply: ReplyMessage | None = None) -> None:
-        """Stop a job. If the caller repeats its request, it gets ``reply``; with None, it gets no
-        reply.
+        """Stop a job. If the caller repeats the job's request, ``reply`` is sent to the caller;
+        with None, no reply is sent.
         """
         job.cancelled, job.reply = True, reply
         self._jobs.end(job, asyncio.get_running_loop().time())

@@ -126,7 +126,9 @@ class Admission(Part):
         """
 
     def first(self) -> QueuedCall | None:
-        """Return the call whose program is admitted next, or None."""
+        """Return the call that is considered first for admission; None if no call waits for
+        admission.
+        """
         return self._not_admitted.first()
 
     def leave(self, call: QueuedCall) -> None:

@@ -175,8 +175,8 @@ class WorkingSet(Admission):
 
         The context is held for the time that computing the whole cache takes. After that time,
         holding the context's share of the cache has cost more than recomputing the context would
-        (the ski rental rule). The context is not held at all if the program is expected to make its
-        next call only after that time, multiplied by the probability of such a call.
+        (the ski rental rule). The context is not held at all if the expected time until the
+        program's next call is longer than that time, multiplied by the probability of such a call.
         """
         if _can_run(program) or not program.resident or program.cached is None:
             return
@@ -412,7 +412,9 @@ class WorkingSet(Admission):
         self._by_age.discard(call)
 
     def first(self) -> QueuedCall | None:
-        """Return the call whose program is admitted next, or None."""
+        """Return the call that is considered first for admission, unless the oldest call exceeds
+        ``ttft_target``; None if no call waits for admission.
+        """
         return (self._by_age if self._oldest_is_next else self._not_admitted).first()
 
     def next_moment(self) -> float:
@@ -511,7 +513,9 @@ class WorkingSet(Admission):
         self._count(program)
 
     def _share(self, program: EngineProgram, tokens: int) -> None:
-        """Count the first ``tokens`` tokens of a resident's context once for all of its type."""
+        """Count the first ``tokens`` tokens of a resident's context once for all residents of its
+        type.
+        """
         program.shared_tokens = tokens
         if tokens:
             sharers, blocks = self._sharers.get(program.kind, (0, self._blocks(tokens)))
