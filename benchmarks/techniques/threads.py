@@ -25,7 +25,9 @@ DELTA = 4.0
 
 @dataclass(slots=True)
 class OurThread:
-    """A thread that is a context of the runtime, with its program."""
+    """A thread that is a ``context`` of agentrt. ``ctx`` belongs to the program that uses the
+    context.
+    """
 
     ctx: Context
     context: TokenContext
