@@ -47,8 +47,8 @@ class _Measured:
 
     @property
     def is_right(self) -> bool:
-        """Whether each input has one result, and the memory hardly grows with the inputs: to at
-        most 1.2 times.
+        """Whether each input has one result, and the memory with all inputs is at most 1.2 times
+        the memory with fewer inputs.
         """
         return (
             len(self.results) == self.results.total() == self.inputs

@@ -2,8 +2,8 @@
 figures.
 
 A study defines its cells, and a function that computes the figures of a run. The runner of
-`agentrt.lab.commands.progress` runs them in processes, as it runs the grids of policies
-(`agentrt.lab.runs.grid`). A signal keeps the finished cells.
+`agentrt.lab.commands.progress` runs the cells in processes, as it runs the grids of policies
+(`agentrt.lab.runs.grid`). If a signal stops the runs, the finished cells are kept.
 """
 
 from __future__ import annotations
@@ -92,7 +92,8 @@ class Measured(Generic[W, C]):
     def over(
         self, base: C, ratios: Callable[[Figures, Figures], Figures]
     ) -> dict[tuple[W, C], list[Figures]]:
-        """Return the ``ratios`` of each other contender's figures to ``base``'s figures, by seed.
+        """Return the ``ratios`` of each other contender's figures to ``base``'s figures, in the
+        order of the seeds.
 
         A seed that was not run with both contenders is left out.
         """

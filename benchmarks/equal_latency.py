@@ -2,7 +2,7 @@
 
 The paper compares systems in this way (Agentix, Fig. 12 and 13). The level is the same for all
 policies. Latencies between measured loads are interpolated. Only Poisson arrivals count, and only
-sources with at least two loads.
+workloads with at least two loads.
 """
 
 from __future__ import annotations

@@ -263,7 +263,9 @@ def theirs(gpu: str, per_s: float, rival: str) -> float | None:
 
 
 def errors(predicted: Predicted) -> dict[tuple[str, float, str], float]:
-    """Return the error of the median prediction of each cell, as a share of the measurement."""
+    """Return the error of the median prediction of each cell, as a share of the measurement. Cells
+    without a measurement, and cells to which parameters were fitted, are left out.
+    """
     results = {}
     for key, seconds in predicted.items():
         measured = theirs(*key)

@@ -138,7 +138,9 @@ def _prepare(program: Path, file: Path) -> dict[str, str]:
 
 
 class SubmitBench:
-    """The results of both measurements."""
+    """The measurements of the time that programs take to start, and of a tenant's calls beside
+    hostile programs.
+    """
 
     def __init__(self) -> None:
         self.starts = Results({"at_once": "at once", "program": "program"})
