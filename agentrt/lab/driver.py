@@ -180,7 +180,9 @@ class Driver:
         self.outcomes.append(Outcome.of(live.shape, live.arrived_s, ended_s, live.reports, ideal_s))
 
     def _tell(self, live: LiveProgram, index: int, changes: tuple[str, str]) -> None:
-        """Tell the engine that the tool or the human before a call starts or has ended."""
+        """Tell the backend that the program's wait for a tool or a human before a call begins or
+        has ended.
+        """
         call = live.shape.calls[index]
         if call.after and call.gap_s > 0:
             self._backend.boundary(live.row.program_id, changes[call.human], call.tool or "tool")
