@@ -56,7 +56,7 @@ class _Measured:
         )
 
     def row(self, door: str) -> list[str]:
-        """Return the row of the table."""
+        """Return the row of the table for ``door``."""
         twice = self.results.total() - len(self.results)
         grown = (self.peaks_kib[1] - self.peaks_kib[0]) * 1024 / (self.inputs * (1 - 1 / _FACTOR))
         half = len(self.starts_s) // 2

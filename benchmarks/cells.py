@@ -75,7 +75,7 @@ def cells_of(workloads: Sequence[W], contenders: Sequence[C], seeds: Sequence[in
 
 @dataclass(frozen=True, slots=True)
 class Measured(Generic[W, C]):
-    """The finished cells, in the requested order."""
+    """The finished cells with their figures, in the requested order."""
 
     cells: Mapping[Cell[W, C], Any]
 
@@ -157,5 +157,5 @@ def study_options(seeds: int, first: int = 0) -> Option:
 
 
 def seeds_of(options: Mapping[str, Any]) -> range:
-    """Return the seeds of `study_options`."""
+    """Return the seeds that the options of `study_options` select."""
     return range(options["seed"], options["seed"] + options["seeds"])

@@ -252,7 +252,7 @@ def by_key(results: Measured[Jobs, str]) -> dict[tuple[str, float, str], list[Fi
 
 
 def in_turns(results: Measured[Jobs, str]) -> Predicted:
-    """Return the mean seconds of a job in its turns, for each seed."""
+    """Return, for each cell, the mean seconds of a job in its turns with each seed."""
     return {key: [entry["in_turns"] for entry in seeds] for key, seeds in by_key(results).items()}
 
 

@@ -25,7 +25,9 @@ _SIDES = "real", "virtual"
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """A contender with a seed, and with all or a part of the ``memory``."""
+    """A contender with a seed. ``memory`` is `CAPPED` for the smaller KV cache, and `UNCAPPED` for
+    all memory of the GPU.
+    """
 
     memory: str
     contender: str

@@ -20,7 +20,7 @@ AT_ONCE = ((socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),)
 
 
 def echo(x: int) -> int:
-    """Return the number."""
+    """Return ``x``."""
     return x
 
 

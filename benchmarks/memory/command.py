@@ -157,8 +157,8 @@ def memory(**options: Any) -> None:
     working set is the peak of the tokens that are used again. Recomputed is the prefill beyond the
     prefill with ample memory. Delay is the latency of a program, minus its latency when it has the
     engine to itself. best_cap is the best value of each figure over all caps on concurrent
-    programs; one_cap is the cap with the smallest mean. With --real, each contender has a real
-    engine of its own, in alternating order; then the same programs run in virtual time.
+    programs; one_cap is the cap with the smallest mean latency. With --real, each contender has a
+    real engine of its own, in alternating order; then the same programs run in virtual time.
     """
     requested = plan(options)
     earlier = None if options["against"] is None else read_earlier(options["against"])

@@ -157,7 +157,7 @@ class Trials:
         self.under_way[pid] = (data, name, read)
 
     def finish(self) -> None:
-        """Wait for the end of a trial."""
+        """Wait for the end of a trial, and record the verdict."""
         pid, status = os.wait()
         data, name, read = self.under_way.pop(pid)
         with open(read, encoding="utf-8") as pipe:  # noqa: PTH123  # a descriptor

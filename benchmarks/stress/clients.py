@@ -52,7 +52,7 @@ steps double until the longest.
 _STEPS_TO_STALE = 600
 """The number of steps within which an engine looks for programs that have timed out."""
 _PROBES = 3
-"""The number of steps that the clients request while an engine is paused."""
+"""The number of steps that are taken each time that a paused engine has nothing to do."""
 
 
 class Grammar:

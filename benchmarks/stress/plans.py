@@ -75,7 +75,7 @@ class EnginePlan:
 
     @property
     def longest(self) -> int:
-        """The tokens of the longest call that fits into the block pool if the call is alone."""
+        """The number of tokens of the longest call that fits into the block pool if it is alone."""
         blocks = (self.blocks - 1) // LAYERS[self.layers] - 2
         return min(blocks * BLOCK_SIZE, self.max_model_len) - 4 * (1 + self.drafts)
 

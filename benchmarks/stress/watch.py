@@ -473,8 +473,8 @@ def _protected_of_nobody(scheduler: Any) -> int:
 
 
 def reachable(scheduler: Any) -> Iterator[tuple[str, QueuedCall | EngineProgram]]:
-    """Yield the calls and programs that the scheduler's own objects still hold, each with its
-    place.
+    """Yield the calls and programs that the scheduler's own objects still hold, each with the path
+    on which it was found.
     """
     stack: list[tuple[str, Any]] = list(vars(scheduler).items())
     stack += list(_fields(policy_of(scheduler)))  # the connector, which is vLLM's, holds it
