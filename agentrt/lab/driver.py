@@ -123,7 +123,7 @@ class Driver:
             self._ready(live, index, at)
 
     def _ready(self, live: LiveProgram, index: int, since: float) -> None:
-        """Emit a call whose parents have ended, after its gap."""
+        """Emit a call whose parents have ended, after the gap before the call."""
         gap = self._backend.moments(live.shape.calls[index].gap_s)
         if not gap and self._backend.same_moment:
             self._emit(live, index)
@@ -141,7 +141,7 @@ class Driver:
             self._backend.submit(live, index)
 
     def _tick(self) -> None:
-        """Call the gate's `Gate.tick` as often as it requests."""
+        """Call `Gate.tick` for each tick of the gate that is due."""
         while self._gate and self._next_tick_s <= self._now_s:
             self._free(self._gate.tick(self._next_tick_s))
             self._next_tick_s += self._gate.every_s

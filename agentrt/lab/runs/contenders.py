@@ -200,7 +200,9 @@ def check_on_one_engine(contenders: Sequence[Contender]) -> None:
 
 
 def _host(suffixes: list[str]) -> HostMemory | None:
-    """Remove the suffix for offloading from ``suffixes``, and return the host memory."""
+    """Remove the suffix for offloading from ``suffixes``, and return the host memory; None if there
+    is no such suffix. Raises `ConfigError` for an invalid size.
+    """
     match = next((word for word in suffixes if word.partition(":")[0] == OFFLOADED), None)
     if match is None:
         return None
