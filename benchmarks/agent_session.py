@@ -55,7 +55,7 @@ def agent_session(client: str, turns: int, as_json: bool) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """The sums over the calls of a turn, in tokens."""
+    """The number of a turn's calls, and the sums of the calls' tokens."""
 
     calls: int
     prompt: int
@@ -100,7 +100,7 @@ def turn_of(calls: Sequence[CachedCall]) -> Turn:
 
 
 def whole(turns: Sequence[Turn]) -> Turn:
-    """Return the sums over turns."""
+    """Return the sums of the turns' fields."""
     return Turn(
         sum(turn.calls for turn in turns),
         sum(turn.prompt for turn in turns),

@@ -4,9 +4,9 @@
 The benchmark measures the end of the last program (the makespan), and the tokens that the engine
 generates per second until then. The programs are those of ``benchmarks memory``. As in a batch, a
 limited number of programs is live at the same time, in the order of the inputs; the next program
-begins when a program ends. vLLM's real scheduler and KV-cache manager decide, in virtual time. No
-contender except ``lrpt`` knows how long an output will be: each call may use the rest of its
-context.
+begins when a program ends. Runs are in virtual time, with vLLM's real scheduler and KV-cache
+manager. No contender except ``lrpt`` knows how long an output will be: each call may use the rest
+of its context.
 """
 
 from __future__ import annotations
@@ -427,7 +427,9 @@ _KEYS = ("workload", "memory", "contender")
 
 
 def over_stock(runs: Sequence[Mapping[str, Any]]) -> Results:
-    """Return the figures of each seed, with the ratios to stock's figures of the same seed."""
+    """Return the figures of each seed, with the ratios to stock's figures of the same seed. Runs
+    without such figures of stock are left out.
+    """
     stock = {
         (run["workload"], run["memory"], run["seed"]): run
         for run in runs
@@ -468,8 +470,8 @@ def report(runs: Sequence[Mapping[str, Any]]) -> str:
 
 
 def verdict(runs: Sequence[Mapping[str, Any]]) -> str:
-    """Return a line for each contender with its makespan as a ratio to stock's, with little and
-    with ample memory.
+    """Return a line for each contender except stock: the ratio of its makespan to stock's, with
+    little and with ample memory.
     """
     lines = []
     samples = over_stock(runs).samples

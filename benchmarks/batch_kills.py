@@ -47,8 +47,8 @@ class _Measured:
 
     @property
     def is_right(self) -> bool:
-        """Whether each input has one result, and the memory hardly grows with the inputs: to at
-        most 1.2 times.
+        """Whether each input has one result, and the memory with all inputs is at most 1.2 times
+        the memory with fewer inputs.
         """
         return (
             len(self.results) == self.results.total() == self.inputs
@@ -56,7 +56,7 @@ class _Measured:
         )
 
     def row(self, door: str) -> list[str]:
-        """Return the row of the table."""
+        """Return the row of the table for ``door``."""
         twice = self.results.total() - len(self.results)
         grown = (self.peaks_kib[1] - self.peaks_kib[0]) * 1024 / (self.inputs * (1 - 1 / _FACTOR))
         half = len(self.starts_s) // 2

@@ -2,8 +2,8 @@
 figures.
 
 A study defines its cells, and a function that computes the figures of a run. The runner of
-`agentrt.lab.commands.progress` runs them in processes, as it runs the grids of policies
-(`agentrt.lab.runs.grid`). A signal keeps the finished cells.
+`agentrt.lab.commands.progress` runs the cells in processes, as it runs the grids of policies
+(`agentrt.lab.runs.grid`). If a signal stops the runs, the finished cells are kept.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def cells_of(workloads: Sequence[W], contenders: Sequence[C], seeds: Sequence[in
 
 @dataclass(frozen=True, slots=True)
 class Measured(Generic[W, C]):
-    """The finished cells, in the requested order."""
+    """The finished cells with their figures, in the requested order."""
 
     cells: Mapping[Cell[W, C], Any]
 
@@ -92,7 +92,8 @@ class Measured(Generic[W, C]):
     def over(
         self, base: C, ratios: Callable[[Figures, Figures], Figures]
     ) -> dict[tuple[W, C], list[Figures]]:
-        """Return the ``ratios`` of each other contender's figures to ``base``'s figures, by seed.
+        """Return the ``ratios`` of each other contender's figures to ``base``'s figures, in the
+        order of the seeds.
 
         A seed that was not run with both contenders is left out.
         """
@@ -156,5 +157,5 @@ def study_options(seeds: int, first: int = 0) -> Option:
 
 
 def seeds_of(options: Mapping[str, Any]) -> range:
-    """Return the seeds of `study_options`."""
+    """Return the seeds that the options of `study_options` select."""
     return range(options["seed"], options["seed"] + options["seeds"])

@@ -138,8 +138,9 @@ class Spec:
 
 @dataclass(slots=True)
 class Counted:
-    """The calls that ended during the measurement. ``still_s`` are the seconds for which calls had
-    waited for their first token when the run ended.
+    """The tokens of the calls that ended during the measurement. ``first_s`` has the seconds of the
+    first tokens that arrived during the measurement. ``still_s`` has the seconds for which the
+    calls without a first token had waited when the run ended.
     """
 
     seconds: float

@@ -2,7 +2,7 @@
 
 The paper compares systems in this way (Agentix, Fig. 12 and 13). The level is the same for all
 policies. Latencies between measured loads are interpolated. Only Poisson arrivals count, and only
-sources with at least two loads.
+workloads with at least two loads.
 """
 
 from __future__ import annotations
@@ -47,11 +47,12 @@ class Carried:
     outside the measured loads. Then the nearest measured load stands for it, and two fields say so:
 
     - ``bound`` is about the load of the first repeat. It is ``>=`` if the policy kept the level
-      even at the highest measured load, and ``<`` if it exceeded the level at the lowest.
-    - ``mark`` stands before the ratio. It is ``≥`` if the true ratio is at least the shown one, and
-      ``≤`` if it is at most the shown one. It is ``~`` if nothing is known about the
-      true ratio, because both loads are bounded on the same side, or because the marks of the
-      repeats differ.
+      even at the highest measured load, and ``<`` if the policy did not keep the level even at the
+      lowest measured load.
+    - ``mark`` stands before the ratio. It is ``≥`` if the true ratio is at least the shown ratio,
+      and ``≤`` if it is at most the shown ratio. It is ``~`` if nothing is known about the true
+      ratio, because both loads are bounded on the same side, or because the marks of the repeats
+      differ.
     """
 
     workload: str

@@ -252,7 +252,7 @@ def by_key(results: Measured[Jobs, str]) -> dict[tuple[str, float, str], list[Fi
 
 
 def in_turns(results: Measured[Jobs, str]) -> Predicted:
-    """Return the mean seconds of a job in its turns, for each seed."""
+    """Return, for each cell, the mean seconds of a job in its turns with each seed."""
     return {key: [entry["in_turns"] for entry in seeds] for key, seeds in by_key(results).items()}
 
 
@@ -263,7 +263,9 @@ def theirs(gpu: str, per_s: float, rival: str) -> float | None:
 
 
 def errors(predicted: Predicted) -> dict[tuple[str, float, str], float]:
-    """Return the error of the median prediction of each cell, as a share of the measurement."""
+    """Return the error of the median prediction of each cell, as a share of the measurement. Cells
+    without a measurement, and cells to which parameters were fitted, are left out.
+    """
     results = {}
     for key, seconds in predicted.items():
         measured = theirs(*key)

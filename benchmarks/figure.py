@@ -215,7 +215,7 @@ class Toy:
     note: str = ""
 
     def config(self, policy: str) -> SchedulerConfig:
-        """Return the scheduler's settings for this figure."""
+        """Return the scheduler's settings for this figure under ``policy``."""
         return SchedulerConfig(
             policy=policy,
             quanta=self.quanta.get(policy, self.other_quanta),

@@ -1,4 +1,4 @@
-"""Code that benchmarks share: printing results after an early end, tables, turns and ratios."""
+"""Code that benchmarks share, for results after an early end, tables, turns and ratios."""
 
 from __future__ import annotations
 
@@ -191,7 +191,9 @@ def ratios(
 
 @contextlib.contextmanager
 def no_collections() -> Iterator[None]:
-    """Disable Python's garbage collector, whose pauses would disturb the measurements."""
+    """Disable Python's garbage collector during the ``with`` block, because its pauses would
+    disturb the measurements.
+    """
     was_on = gc.isenabled()
     gc.collect()
     gc.disable()

@@ -98,7 +98,9 @@ def journal(**options: Any) -> None:
 async def measure(
     measured: Results, engines: Mapping[str, Callable[[], Executor]], load: Load, repeats: int
 ) -> None:
-    """Run the load on each engine with each side, in ``repeats`` turns."""
+    """Run the load on each engine, with each kind of journal and without a journal, in ``repeats``
+    turns.
+    """
     for engine, made in engines.items():
         async with AsyncExitStack() as stack:
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="agentrt-bench-"))

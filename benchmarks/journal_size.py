@@ -117,7 +117,7 @@ def journal_size() -> None:
 
 
 def measure(name: str, turns: Sequence[int]) -> list[list[str]]:
-    """Return the rows of one kind of program."""
+    """Return the rows of the table for one kind of program, one for each number of turns."""
     rows, first = [], list[float]()
     for count in turns:
         note(f"{name}: {count} turns")

@@ -111,7 +111,9 @@ def _raised(make: Callable[[], Any]) -> Any:
 async def _by_tools(
     path: Path, door: str, kinds: Mapping[str, Callable[[], Any]], do: Caught
 ) -> list[Row]:
-    """Run a program twice, in two lives. The program calls a tool for each kind."""
+    """Run a program twice, in two lives. The program calls a tool for each kind. Return a row for
+    each kind.
+    """
     lives: list[Life] = []
 
     async def tools(ctx: Context) -> None:

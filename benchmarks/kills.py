@@ -50,7 +50,7 @@ def made() -> Program:
 
 
 class CountedEngine(engines.VLLMEngine):
-    """A real engine that records its calls."""
+    """A real engine that counts its calls in `WORLD`."""
 
     def generate(self, call: Call, *, stream: bool) -> AsyncGenerator[Chunk, None]:
         tokenizer: Any = Tokenizer.from_file(f"{os.environ[FOLDER]}/model/tokenizer.json")

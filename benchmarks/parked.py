@@ -174,7 +174,7 @@ class Local:
 
 @asynccontextmanager
 async def opened(path: Path) -> AsyncIterator[Local]:
-    """Open a server with this journal during the ``with`` block."""
+    """Open a server, with the journal at ``path``, during the ``with`` block."""
     engine = ScriptedExecutor(lambda call: f"said {call.spec.messages[-1]['content']}")
     async with (
         await Journal.open(lambda: SQLiteStore(path)) as journal,

@@ -384,7 +384,7 @@ def _git(*words: str) -> str:
 
 
 def _without(value: Any, names: Sequence[str]) -> Any:
-    """Return a value without these keys, at any depth."""
+    """Return a value without the keys ``names``, at any depth."""
     if isinstance(value, dict):
         return {key: _without(item, names) for key, item in value.items() if key not in names}
     return [_without(item, names) for item in value] if isinstance(value, list) else value

@@ -3,8 +3,8 @@
 A constant is a name in capital letters to which a module of the scheduler assigns a number that is
 written out in the source. Each constant is halved and doubled in turn, on workloads on which no
 constant was tuned. The scheduler's code reads such names while it runs, so that a new value takes
-effect at once. vLLM's real scheduler and KV-cache manager decide in virtual time, as in ``python -m
-benchmarks memory``.
+effect at once. Runs are in virtual time, with vLLM's real scheduler and KV-cache manager, as in
+``python -m benchmarks memory``.
 """
 
 from __future__ import annotations
@@ -160,7 +160,9 @@ def _cells(
 
 
 def constants(places: Sequence[tuple[str, str]] = PLACES) -> list[Constant]:
-    """Return all constants, by module and in the order of its lines. No module is imported."""
+    """Return all constants, by module, and in each module in the order of the lines. No module is
+    imported.
+    """
     return [
         Constant(name, module, value)
         for package, files in places
@@ -284,8 +286,8 @@ class _Effect:
         return cls(variant.constant, variant.factor, medians, failed)
 
     def worst(self, figure: str) -> str:
-        """Return the highest ratio of a figure over the workloads, with the name of the
-        workload.
+        """Return the highest ratio of a figure over the workloads, with the name of the workload;
+        or `FAILED`, `NONE` or `SAME`.
         """
         if self.failed:
             return FAILED

@@ -190,7 +190,7 @@ class ServingBench:
         self._tls = httpx.create_ssl_context()  # made once: it takes milliseconds
 
     async def run(self, servers: Mapping[str, Server], repeats: int) -> None:
-        """Let the servers take turns."""
+        """Put load on the servers in turns, and record the figures of all turns."""
         self._progress("warming up")
         for clients in (1, self._clients):
             for server in servers.values():
@@ -237,7 +237,7 @@ class ServingBench:
                 results.add(name, load, figures={**mine, **to_stock})
 
     async def _look(self, servers: Mapping[str, Server], turn: int) -> None:
-        """Record the resources that agentrt's processes use now."""
+        """Record the resources that the processes of agentrt's servers use now."""
         for name, server in servers.items():
             if not isinstance(server, AgentrtServer):
                 continue

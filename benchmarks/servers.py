@@ -219,7 +219,7 @@ async def started(
     """Start the server of a contender: vLLM's own server for stock, and otherwise `agentrt serve`
     with the policy, retention and admission of that name.
 
-    Raises `ConfigError` for any other contender.
+    Raises `ConfigError` if the name is neither stock nor a policy of agentrt's scheduler.
     """
     if name == STOCK:
         note("starting vLLM's own server")
@@ -268,8 +268,8 @@ def scheduling(name: str) -> SchedulerConfig:
 async def piped(
     *command: str, env: Mapping[str, str] | None = None
 ) -> AsyncIterator[tuple[Process, StreamWriter, StreamReader]]:
-    """Start a process, and yield its input and its output. The process is killed at the end of the
-    ``with`` block.
+    """Start a process, and yield the process, its input and its output. The process is killed at
+    the end of the ``with`` block.
     """
     process = await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE, env=env)
     assert process.stdin is not None

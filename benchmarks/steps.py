@@ -270,8 +270,8 @@ class Steps(Backend):
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """The payload of a queued call: the call's index in its program, and the steps that the call
-    needs.
+    """The payload of a queued call: the call's index in its program, and the number of steps that
+    the call still needs.
     """
 
     live: LiveProgram

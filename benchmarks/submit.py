@@ -1,9 +1,9 @@
 """``benchmarks submit``: the cost of programs that clients send, and the effects of hostile
 programs.
 
-The server has keys. First, clients send a minimal program several times at once. In turns with
-this, they start an equal program that the server itself serves. Then one tenant makes short calls,
-in turns alone and while another tenant sends programs that do not end by themselves.
+The server has keys. First, clients send a minimal program several times at once, in turns with
+starts of an equal program that the server itself serves. Then one tenant makes short calls, in
+turns alone and while another tenant sends hostile programs, such as endless loops.
 """
 
 from __future__ import annotations
@@ -138,7 +138,9 @@ def _prepare(program: Path, file: Path) -> dict[str, str]:
 
 
 class SubmitBench:
-    """The results of both measurements."""
+    """The measurements of the time that programs take to start, and of a tenant's calls beside
+    hostile programs.
+    """
 
     def __init__(self) -> None:
         self.starts = Results({"at_once": "at once", "program": "program"})

@@ -123,7 +123,7 @@ class Driver:
             self._ready(live, index, at)
 
     def _ready(self, live: LiveProgram, index: int, since: float) -> None:
-        """Emit a call whose parents have ended, after its gap."""
+        """Emit a call whose parents have ended, after the gap before the call."""
         gap = self._backend.moments(live.shape.calls[index].gap_s)
         if not gap and self._backend.same_moment:
             self._emit(live, index)
@@ -141,7 +141,7 @@ class Driver:
             self._backend.submit(live, index)
 
     def _tick(self) -> None:
-        """Call the gate's `Gate.tick` as often as it requests."""
+        """Call `Gate.tick` for each tick of the gate that is due."""
         while self._gate and self._next_tick_s <= self._now_s:
             self._free(self._gate.tick(self._next_tick_s))
             self._next_tick_s += self._gate.every_s
@@ -180,7 +180,9 @@ class Driver:
         self.outcomes.append(Outcome.of(live.shape, live.arrived_s, ended_s, live.reports, ideal_s))
 
     def _tell(self, live: LiveProgram, index: int, changes: tuple[str, str]) -> None:
-        """Tell the engine that the tool or the human before a call starts or has ended."""
+        """Tell the backend that the program's wait for a tool or a human before a call begins or
+        has ended.
+        """
         call = live.shape.calls[index]
         if call.after and call.gap_s > 0:
             self._backend.boundary(live.row.program_id, changes[call.human], call.tool or "tool")

@@ -220,7 +220,7 @@ def summarize(
 
 
 def _of_engine(outcomes: Sequence[Outcome], counts: EngineCounts) -> dict[str, float | None]:
-    """Return the statistics of an engine with a KV cache."""
+    """Return the fields of a `Summary` that are known only if the engines have counts."""
     steps = sorted(float(o.steps) for o in outcomes)
     return {
         "mean_steps": sum(steps) / len(steps),

@@ -1,5 +1,5 @@
-"""The clients of an attack, in a process of their own, so that the client of the short calls does
-not wait for them.
+"""The clients of an attack, in a process of their own, so that they do not delay the client of the
+short calls.
 
 ``python -m benchmarks.attack.attacker SPEC`` prints that it is ready, begins when it reads a line,
 and at its end prints how often each status was answered.

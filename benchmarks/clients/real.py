@@ -1,4 +1,6 @@
-"""The closed loop over HTTP, on new servers for each run, whose clients make calls in turns."""
+"""Clients that hold one conversation after the other, over HTTP. Each run has new servers, whose
+clients make calls in turns.
+"""
 
 from __future__ import annotations
 
@@ -63,7 +65,8 @@ async def run(
 
 
 class Clients:
-    """Clients of the server at ``url``, which converse in turns. An async context manager.
+    """Clients of the server at ``url``. They begin calls only during a `turn`. An async context
+    manager.
 
     ``failed`` is the number of calls whose status was not 200.
     """

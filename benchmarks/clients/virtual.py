@@ -1,6 +1,7 @@
 """Clients that hold one conversation after the other, in virtual time.
 
-vLLM's scheduler and KV cache decide, and each step takes the time of an H100.
+vLLM's own scheduler and KV-cache manager run without a model, and each step takes as long as on an
+H100.
 """
 
 from __future__ import annotations

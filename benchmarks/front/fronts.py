@@ -1,9 +1,10 @@
 """A front end on a scripted engine, in a process of its own: agentrt's front end, or vLLM's front
 end alone.
 
-``python -m benchmarks.front.fronts NAME`` prints its URL. For each line of its input, it prints the
-resources that it has used so far, as JSON: CPU seconds, and the number of called functions (of
-Python and C) while they are counted. The line "count" turns the counting on or off.
+``python -m benchmarks.front.fronts NAME`` prints the URL of the front end. For each line of its
+standard input, the process prints the resources that it has used so far, as JSON: CPU seconds, and
+the number of functions (of Python and C) that were called while the counting was on. The line
+"count" turns the counting on or off.
 """
 
 from __future__ import annotations

@@ -72,9 +72,9 @@ the Hugging Face hub.
 def generators(**options: Any) -> None:
     """Run load generators of other projects on agentrt serve and on vLLM's own server, in turns.
 
-    Each generator sends 8 conversations of 3 turns, 4 at a time. vLLM's timed trace has no
-    conversations, but prompts with common beginnings. agentrt runs with the defaults of 'agentrt
-    serve'.
+    Each generator except vLLM's sends 8 conversations of 3 turns, 4 at a time. vLLM's generator
+    sends a timed trace, whose 24 prompts have common beginnings. agentrt runs with the defaults of
+    'agentrt serve'.
     """
     if unknown := set(options["only"]) - set(GENERATORS):
         raise UsageError(f"unknown generator {min(unknown)!r}; available: {', '.join(GENERATORS)}")

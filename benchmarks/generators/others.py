@@ -90,7 +90,9 @@ class Generator:
 
 
 def _vllm(target: Target) -> Sequence[str]:
-    """Make timed requests with growing prompts, a tenth of a second apart."""
+    """Write a trace of requests with growing prompts, a tenth of a second apart. Return the
+    arguments with which the generator reads this trace.
+    """
     trace = target.folder / "trace.jsonl"
     lines = []
     for at in range(CALLS):

@@ -290,14 +290,14 @@ def _contender(name: str) -> Contender:
 
 
 def _virtual(engine: LabEngine) -> VirtualOptions:
-    """Return the options of a virtual engine of the same size."""
+    """Return the options of a virtual engine that has the sizes of ``engine``."""
     sizes = dict(engine.sizes())
     return VirtualOptions(in_flight=2 if sizes.pop("async_scheduling", False) else 1, **sizes)
 
 
 def _host_gib() -> int:
-    """Return half of the host's free memory in GiB, but at most `_OFFLOAD_GIB`, because vLLM pins
-    all memory for the offload at once.
+    """Return half of the host's free memory in GiB, but at least 1 and at most `_OFFLOAD_GIB`,
+    because vLLM pins all memory for the offload at once.
     """
     free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") >> 30
     return max(1, min(_OFFLOAD_GIB, free // 2))

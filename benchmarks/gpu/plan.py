@@ -47,8 +47,8 @@ class Size:
     turns: int | None = 6
 
     def whole(self) -> Size:
-        """Return this size with all turns of the jobs, at the published rate at which an H100 has
-        too little memory.
+        """Return this size with all turns and the original tokens of the jobs, at the published
+        rate at which an H100 has too little memory.
         """
         return replace(self, per_s=3.0, tokens=1.0, turns=None, longest=LONGEST)
 
@@ -93,7 +93,7 @@ def engine_of(cell: Cell) -> tuple[str, str]:
 class Budget:
     """The time until ``ends_at``, and the cells that fit into this time according to virtual time.
 
-    ``predicted_s`` has the predicted seconds by contender and memory. Finished runs correct the
+    ``predicted_s`` has the predicted seconds by memory and contender. Finished runs correct the
     predictions. ``load_s`` is the time that the last start of an engine took.
     """
 

@@ -25,7 +25,9 @@ _SIDES = "real", "virtual"
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """A contender with a seed, and with all or a part of the ``memory``."""
+    """A contender with a seed. ``memory`` is `CAPPED` for the smaller KV cache, and `UNCAPPED` for
+    all memory of the GPU.
+    """
 
     memory: str
     contender: str
@@ -65,7 +67,9 @@ class Report:
         return self.folder / "records.jsonl"
 
     def begin(self) -> None:
-        """Prepare the folder. Raises `ConfigError` if it has the records of another run."""
+        """Prepare the folder. Raises `ConfigError` if it has the records of another run with at
+        least one finished cell.
+        """
         if self._records.exists() and '"real": ' in self._records.read_text(encoding="utf-8"):
             raise ConfigError(
                 f"--out {str(self.folder)!r}: this folder has the records of another run; name "
@@ -152,7 +156,9 @@ def _measured(done: Sequence[Done]) -> str:
 
 
 def _over_stock(runs: Sequence[Done], stock: Sequence[Done], side: str) -> str:
-    """Return the ratio of the mean times to stock's, over the seeds that both have."""
+    """Return the ratio of the runs' mean times to stock's mean times, over the seeds that both the
+    runs and stock have; "-" if there is no such seed.
+    """
     base = {run.cell.seed: getattr(run, side)["mean_jct_s"] for run in stock}
     pairs = [(getattr(run, side)["mean_jct_s"], base.get(run.cell.seed)) for run in runs]
     ratios = [mine / theirs for mine, theirs in pairs if theirs]

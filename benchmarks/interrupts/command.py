@@ -114,7 +114,7 @@ async def measure(
 
 
 async def in_a_program(name: str, work: Callable[[Sides], Awaitable[None]]) -> None:
-    """Do the work inside a program, with the call of the bare library and with ours."""
+    """Do the work inside a program, with the call of the bare library and with agentrt's call."""
     async with (
         TRANSPORTS[name]() as (bare, tool, transports),
         Runtime(ScriptedExecutor(), tools=transports) as runtime,
@@ -140,7 +140,7 @@ async def _offered(ctx: Context, name: str) -> Tool:
 
 async def one_by_one(sides: Sides, calls: int, repeat: int) -> Figures:
     """Make calls of each side, in turns. Return the median and the 99th percentile of each side's
-    times in microseconds, and their ratios, ours divided by the bare library's.
+    times in microseconds, and the ratios of agentrt's values to the bare library's.
     """
     times: dict[str, list[float]] = {side: [] for side in sides}
     with no_collections():
@@ -162,8 +162,8 @@ async def one_by_one(sides: Sides, calls: int, repeat: int) -> Figures:
 
 async def both_at_once(sides: Sides, repeat: int, at_once: int, rounds: int) -> Figures:
     """Start ``at_once`` calls at the same time, and wait until all have ended. Return the median
-    seconds that this takes in ``rounds`` repeats, for each side, and the ratio of our median to the
-    bare library's.
+    seconds that this takes in ``rounds`` rounds, for each side, and the ratio of agentrt's median
+    to the bare library's.
     """
     times: dict[str, list[float]] = {side: [] for side in sides}
     for turn in range(rounds):

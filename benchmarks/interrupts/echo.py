@@ -1,7 +1,8 @@
 """A tool that returns its argument, for each transport of `benchmarks interrupts`.
 
-``python -m benchmarks.interrupts.echo mcp-stdio``, ``mcp-http`` (prints its port), or ``mqtt PORT``
-(answers as any MQTT 5 client does, by response topic and correlation data).
+``python -m benchmarks.interrupts.echo HOW`` serves the tool. HOW is ``mcp-stdio``, ``mcp-http``
+(prints its port), or ``mqtt PORT`` (answers with response topic and correlation data, as any MQTT 5
+client does).
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ AT_ONCE = ((socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),)
 
 
 def echo(x: int) -> int:
-    """Return the number."""
+    """Return ``x``."""
     return x
 
 

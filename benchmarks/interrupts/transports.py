@@ -35,13 +35,13 @@ _START_S = 30.0
 
 @asynccontextmanager
 async def in_thread() -> AsyncIterator[Pair]:
-    """Yield the transport for functions in threads. The bare library is `asyncio.to_thread`."""
+    """Yield the `Pair` for functions in threads. The bare library is `asyncio.to_thread`."""
     yield (lambda x: asyncio.to_thread(echo.echo, x)), echo.in_a_thread, []
 
 
 @asynccontextmanager
 async def in_process() -> AsyncIterator[Pair]:
-    """Yield the transport for worker processes. The bare library is a pool of concurrent.futures
+    """Yield the `Pair` for worker processes. The bare library is a pool of concurrent.futures
     with as many processes as agentrt's transport.
     """
     loop, spawn = asyncio.get_running_loop(), multiprocessing.get_context("spawn")
@@ -51,8 +51,8 @@ async def in_process() -> AsyncIterator[Pair]:
 
 @asynccontextmanager
 async def by_mcp_stdio() -> AsyncIterator[Pair]:
-    """Yield the transport for an MCP server that is a command. The bare library is the client of
-    the MCP SDK.
+    """Yield the `Pair` for an MCP server that is a command. The bare library is the client of the
+    MCP SDK.
     """
     from mcp.client import Client
     from mcp.client.stdio import StdioServerParameters, stdio_client
@@ -69,7 +69,7 @@ async def by_mcp_stdio() -> AsyncIterator[Pair]:
 
 @asynccontextmanager
 async def by_mcp_http() -> AsyncIterator[Pair]:
-    """Yield the transport for an MCP server with streamable HTTP. The bare library is the client of
+    """Yield the `Pair` for an MCP server with streamable HTTP. The bare library is the client of
     the MCP SDK.
     """
     from mcp.client import Client
@@ -86,7 +86,7 @@ async def by_mcp_http() -> AsyncIterator[Pair]:
 
 @asynccontextmanager
 async def by_mqtt() -> AsyncIterator[Pair]:
-    """Yield the transport for MQTT workers. The bare library is aiomqtt, which calls a responder
+    """Yield the `Pair` for MQTT workers. The bare library is aiomqtt, which calls a responder
     with a response topic and correlation data, at QoS 1.
     """
     from agentrt.integrations.mqtt import MqttTools, read_broker

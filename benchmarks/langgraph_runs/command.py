@@ -205,8 +205,8 @@ async def opened(url: str, pid: int) -> AsyncIterator[Served]:
 
 
 def _pid_of(url: str) -> int:
-    """Return the process that listens at a URL. Raises `ConfigError` if there is none on this
-    machine.
+    """Return the id of the process that listens at a URL. Raises `ConfigError` if there is none on
+    this machine.
     """
     port = urlsplit(url).port
     for connection in psutil.net_connections("tcp"):

@@ -1,4 +1,4 @@
-"""The graph that both servers serve. It has one node, which appends a word."""
+"""The graph that agentrt's and LangGraph's servers serve. It has one node, which appends a word."""
 
 from __future__ import annotations
 

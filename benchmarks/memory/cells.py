@@ -109,8 +109,8 @@ class MemoryLoad(Load):
     """A load and the memory that its programs need.
 
     ``ample`` is stock's run in virtual time with a KV cache for all programs. In this run, the
-    programs use at most ``wants`` tokens at a time. The KV cache has room for about ``fit``
-    programs.
+    programs use at most ``wants`` tokens at a time. The KV cache of the cell's engine has room for
+    about ``fit`` programs.
     """
 
     ample: RunOutcome
@@ -257,8 +257,8 @@ def recorded(trace: str, scale: float = TRACE_SCALE, tokenizer: str = "") -> Tra
 
 
 def _drawn(trace: Sequence[ProgramShape], count: int, tokens: int, seed: int) -> list[ProgramShape]:
-    """Draw ``count`` programs of a trace whose first call fits into ``tokens``. Raises
-    `ConfigError` if there are fewer.
+    """Draw ``count`` programs from a trace. The first call of each drawn program fits into
+    ``tokens``. Raises `ConfigError` if the trace has fewer such programs.
     """
     firsts = [(program, program.calls[0]) for program in trace]
     fits = [

@@ -2,9 +2,9 @@
 
 The same programs arrive at the same times on an engine with each contender in turn: stock vLLM,
 rules of rivals in front of vLLM or inside it, and the parts of agentrt's scheduler one by one.
-vLLM's real scheduler and KV-cache manager decide. A step takes a computed time (`StepTimeModel`),
-so the results do not depend on the machine. With ``--real``, real engines serve the programs first;
-then the same programs run in virtual time with the measured step times.
+vLLM's real scheduler and KV-cache manager run in virtual time: a step takes a computed time
+(`StepTimeModel`), so the results do not depend on the machine. With ``--real``, real engines serve
+the programs first; then the same programs run in virtual time with the measured step times.
 """
 
 from __future__ import annotations
@@ -157,8 +157,8 @@ def memory(**options: Any) -> None:
     working set is the peak of the tokens that are used again. Recomputed is the prefill beyond the
     prefill with ample memory. Delay is the latency of a program, minus its latency when it has the
     engine to itself. best_cap is the best value of each figure over all caps on concurrent
-    programs; one_cap is the cap with the smallest mean. With --real, each contender has a real
-    engine of its own, in alternating order; then the same programs run in virtual time.
+    programs; one_cap is the cap with the smallest mean latency. With --real, each contender has a
+    real engine of its own, in alternating order; then the same programs run in virtual time.
     """
     requested = plan(options)
     earlier = None if options["against"] is None else read_earlier(options["against"])
@@ -216,8 +216,8 @@ async def _on_both(
     figures: dict[Key, list[Found]],
     about: list[str],
 ) -> None:
-    """Serve each cell on real engines, and then in virtual time with the step times that were
-    measured on the real engines.
+    """Serve each cell on real engines, and then in virtual time. If no step times are given, they
+    are measured on a real engine first.
     """
     if bench.step_time is None:
         bench = replace(bench, step_time=await engines.calibrated())
@@ -243,13 +243,15 @@ def _about(bench: Memory, engines: Engines) -> str:
     return (
         f"{REAL}: vLLM {vllm_version()} on {hardware()}, {engines.model}, {bench.slots} batch "
         f"slots, blocks of {bench.block_size} tokens; a step takes {1e3 * times.base_s:.1f} ms "
-        f"and {1e6 * times.per_prefill_token_s:.0f} us more for each token of prompt; these "
-        "times were measured first, and virtual time uses them"
+        f"and {1e6 * times.per_prefill_token_s:.0f} us more for each token of prompt; virtual "
+        "time uses these times"
     )
 
 
 def _tables(cells: Mapping[Key, Sequence[Found]], *, together: bool) -> list[str]:
-    """Return a table for each cell, or one table for all cells in virtual and one in real time."""
+    """Return a table for each cell. With ``together``, return one table for all cells in virtual
+    time, and one for all cells on real engines.
+    """
     if not together:
         return [f"{_head(key, figures)}\n\n{table(figures)}" for key, figures in cells.items()]
     shown: dict[str, dict[tuple[str, float, float], Sequence[Found]]] = {}

@@ -50,7 +50,8 @@ _DIGEST = Sizes(mean=100, spread=0.4, high=600)
 
 
 def map_reduce_64(rng: Random, program_id: str, gaps: Gaps) -> ProgramShape:
-    """Make 64 parallel branches, each with a chunk of its own, then reductions of eight at a time.
+    """Make 64 parallel branches, each with a chunk of its own. Further calls combine eight results
+    each, until one result is left.
 
     A branch reads its chunk, looks something up, and takes notes. All calls of all programs begin
     with the same instruction.

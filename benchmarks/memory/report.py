@@ -35,11 +35,11 @@ Found = Mapping[str, Figures]
 
 
 def with_best_caps(figures: Found) -> dict[str, Figures]:
-    """Return the figures of all contenders, and of two more, which summarize the caps.
+    """Return the figures of all contenders and, if there are caps, two entries that summarize them.
 
     A cap is a maximum number of programs that run at the same time. `BEST_CAP` has the best value
     of each figure over all caps; often, no single cap reaches all these values. `ONE_CAP` has the
-    figures of the cap with the smallest mean, which a user who tries all caps would choose.
+    figures of the cap with the smallest mean latency, which a user who tries all caps would choose.
     """
     caps = [each for name, each in figures.items() if name.startswith(f"{CAP}:")]
     if not caps:
@@ -225,5 +225,7 @@ def _key(cell: JsonCell) -> tuple[object, ...]:
 
 
 def _over(mine: float, base: float) -> float:
-    """Return a ratio. The ratio of 0 to 0 is 1, because nothing changed."""
+    """Return a ratio. The ratio of 0 to 0 is 1, because nothing changed. The ratio of any other
+    number to 0 is infinite.
+    """
     return mine / base if base else math.inf if mine else 1.0

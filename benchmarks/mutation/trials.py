@@ -157,7 +157,7 @@ class Trials:
         self.under_way[pid] = (data, name, read)
 
     def finish(self) -> None:
-        """Wait for the end of a trial."""
+        """Wait for the end of a trial, and record the verdict."""
         pid, status = os.wait()
         data, name, read = self.under_way.pop(pid)
         with open(read, encoding="utf-8") as pipe:  # noqa: PTH123  # a descriptor
@@ -219,7 +219,9 @@ def make_mutants() -> None:
 
 
 def chosen(patterns: Sequence[str]) -> Iterator[tuple[Any, str]]:
-    """Yield the mutants that the patterns name, except mutants that were killed before."""
+    """Yield the mutants that the patterns name, or all mutants if there are no patterns, except
+    mutants that were killed before.
+    """
     for data in mutmut.collect_source_file_mutation_data(mutant_names=())[1].values():
         data.meta_path = data.meta_path.absolute()
         for name, code in data.exit_code_by_key.items():

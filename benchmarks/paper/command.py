@@ -1,9 +1,8 @@
 """``benchmarks paper``: reproduces the paper's figures with the paper's metrics (Agentix, §6).
 
 It reports program-level token latency by load, the load that each policy carries at equal latency,
-and further measures that these two metrics do not show. Runs are in virtual time with vLLM's real
-scheduler and KV-cache manager, or with ``--quick`` in the step simulator, which simulates the order
-of calls only.
+and further measures. Runs are in virtual time with vLLM's real scheduler and KV-cache manager, or
+with ``--quick`` in the step simulator, which simulates the order of calls only.
 """
 
 from __future__ import annotations

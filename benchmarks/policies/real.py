@@ -96,7 +96,9 @@ class RealBench:
         return VirtualOptions(**{name: self.sizes[name] for name in known})
 
     async def _warm_up(self, engine: LabEngine, contender: Contender, seed: int) -> None:
-        """Warm an engine up. On the first engine, also measure the capacity."""
+        """Warm an engine up. If loads are shares of the capacity, also measure the capacity on the
+        first engine.
+        """
         programs = self.source.programs(self.programs, seed)
         await warm_up(engine, contender, programs)
         if self.per_s is None and self.pressures[0].kind == "load":

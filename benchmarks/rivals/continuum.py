@@ -56,7 +56,9 @@ PREFILL_TOKEN_S = 25e-6
 
 
 class _Durations:
-    """The last durations of a tool's calls in seconds: in the order of time, and sorted."""
+    """The last durations of a tool's calls in seconds: once in the order of the calls, and once
+    sorted by length.
+    """
 
     def __init__(self) -> None:
         self._window: deque[float] = deque()
@@ -154,7 +156,7 @@ class PreviewTtl(ToolTtl):
 
 def memoryfulness(turns: Sequence[int]) -> float:
     """Return -corr(k, N - k) over all calls k of programs with N calls, limited to the range from 0
-    to 1.
+    to 1. Return 1 if the correlation is not defined.
     """
     pairs = [(k, n - k) for n in turns for k in range(1, n + 1)]
     count = len(pairs)
@@ -239,8 +241,9 @@ class ContinuumScheduler(ProgramScheduler):
         return queue.unprotected + queue.protected_of(self._allocating_for)
 
     def _allocate_unpinned(self, request: Any, *args: Any, **kwargs: Any) -> Any:
-        """Allocate blocks that are not pinned. If the call is alone in the engine, unpin other
-        programs until the blocks suffice.
+        """Allocate blocks for a call, except blocks that are pinned for other programs. If the call
+        is alone in the engine, unpin other programs until the blocks suffice. Return None if the
+        blocks do not suffice.
         """
         if self.retention.queue is None:
             return self._allocate(request, *args, **kwargs)

@@ -16,7 +16,9 @@ from agentrt.lab.backends.gates import Gate
 
 
 class Cap(Gate):
-    """A limit on concurrent programs, from their first call to their end. Other programs queue."""
+    """A limit on the number of concurrent programs. A program counts from the time at which it is
+    let through until its end. Other programs queue.
+    """
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -60,16 +62,16 @@ class _Program:
 class ThunderAgent(Gate):
     """ThunderAgent's scheduler (arXiv 2602.13692; github.com/ThunderAgent-org/ThunderAgent, MIT).
 
-    This class was written anew after ThunderAgent's public router of March 2026, with the router's
-    defaults and one engine. A program is *reasoning* while one of its requests is in the engine;
-    otherwise it is *acting*. The tokens of a program are the tokens of its last request. A new
-    program is admitted at once if no program is paused and its prompt fits. Every five seconds,
+    This class is a new implementation of ThunderAgent's public router of March 2026, with the
+    router's defaults and one engine. A program is *reasoning* while one of its requests is in the
+    engine; otherwise it is *acting*. The tokens of a program are the tokens of its last request. A
+    new program is admitted at once if no program is paused and its prompt fits. Every five seconds,
     paused programs are resumed if their tokens fit: first programs with a waiting request, then new
     programs, then programs that are still in a tool, each group in ascending order of tokens. Then,
     if more tokens are used than fit, programs are paused until the rest fits: first acting
-    programs, at once, and then reasoning programs, at their next answer, each group in ascending
-    order of tokens. For each program, 100 tokens are reserved in addition to its own tokens. After
-    30 minutes, a paused program is resumed in any case.
+    programs, at once, and then reasoning programs, which are marked and paused at their next
+    answer, each group in ascending order of tokens. For each program, 100 tokens are reserved in
+    addition to its own tokens. After 30 minutes, a paused program is resumed in any case.
 
     With ``decay``, which is also an option of the published router, the tokens of a program that
     has been acting for t seconds count 2^-t times when programs are resumed. In the published code,

@@ -95,8 +95,9 @@ def _silence() -> None:
 
 
 def _story(plan: CasePlan, watch: Watch, subject: str) -> Iterator[str]:
-    """Yield the settings of the case, the last events of a call or program, and the calls in the
-    engine.
+    """Yield the settings of the case, the last events, and the calls in the engine. The events are
+    those of the call or program ``subject`` and of the whole engine; all events if ``subject`` is
+    empty.
     """
     yield f"engine {plan.engine}"
     yield f"settings {plan.settings}"
@@ -123,7 +124,9 @@ def shrink(plan: CasePlan) -> tuple[CasePlan, Outcome]:
 
 
 def _smaller(plan: CasePlan) -> Iterator[CasePlan]:
-    """Yield the case once for each of its disturbances and programs, without this one."""
+    """For each disturbance and each program of a case, yield the case without this disturbance or
+    program. A case keeps its last program.
+    """
     for at in range(len(plan.disturbances)):
         rest = plan.disturbances[:at] + plan.disturbances[at + 1 :]
         yield replace(plan, disturbances=rest)
@@ -138,8 +141,8 @@ def run_seeds(
     without: Collection[str] = (),
     always: Collection[str] = (),
 ) -> Iterator[Outcome]:
-    """Run the case of each seed. Every ``twice``-th case runs again, and both runs must be
-    equal.
+    """Run the case of each seed. If a case has no violation and its seed is a multiple of
+    ``twice``, the case runs again, and both runs must be equal. With 0, no case runs again.
     """
     for seed in seeds:
         outcome = run_case(draw_case(seed, without, always))

@@ -52,7 +52,7 @@ steps double until the longest.
 _STEPS_TO_STALE = 600
 """The number of steps within which an engine looks for programs that have timed out."""
 _PROBES = 3
-"""The number of steps that the clients request while an engine is paused."""
+"""The number of steps that are taken each time that a paused engine has nothing to do."""
 
 
 class Grammar:
@@ -102,7 +102,7 @@ class Clients:
         self.scheduler = engine.scheduler
         self.calls: dict[str, _Call] = {}
         self.ended_at: dict[str, float] = {}
-        """The time at which each program got its last answer."""
+        """The time at which each program's stages ended."""
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = count()
         self._alone_s = self._apart_s = 0.0
@@ -255,7 +255,9 @@ class Clients:
             self._control("boundary", [(live.plan.name, event, name)])
 
     def _finish(self, live: _Live, context: Context) -> None:
-        """End a program whose stages have ended, or whose client has cancelled it."""
+        """Record that a program's stages have ended. Unless the program was cancelled, also report
+        the end to the engine in the way that the plan states.
+        """
         plan = live.plan
         self.ended_at[plan.name] = self.engine.now
         if plan.session is not None:
@@ -449,7 +451,7 @@ class Clients:
         self.scheduler.add_request(chunk)
 
     def _close(self, call: _Call) -> None:
-        """Tell the engine that there is no further input."""
+        """Tell the engine that a streaming session has no further input."""
         name = call.plan.name
         if name not in self.calls:
             return

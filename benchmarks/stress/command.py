@@ -159,7 +159,7 @@ def _show_shrunk(case: CasePlan) -> None:
     default=10,
 )
 def ratios(workloads: int, seed: int, jobs: int, policy: tuple[str, ...], worst: int) -> int:
-    """Compare the total times of random workloads with their total times under stock's scheduler.
+    """Compare the total times of random workloads under each policy with the times under stock.
 
     Every context fits into the cache. Fails if a workload takes more than 1.15 times as long as
     with stock under the defaults, or more than 1.5 times under another policy. The worst workloads

@@ -2,7 +2,7 @@
 
 The name of a request begins with its kind. The other engine has all KV cache of a ``load`` at once,
 and of a ``wait`` after some time. It receives the KV cache of a ``send``. When the scheduler first
-asks about a request, the other engine answers "not known yet".
+asks about a ``load`` or a ``wait``, the other engine answers "not known yet".
 """
 
 from __future__ import annotations

@@ -30,7 +30,9 @@ from benchmarks.stress.runner import ModelRunner
 
 STALL_S = 60.0
 _ARRIVES, _FAILS = 0.3, 0.3
-"""The probability that a transfer ends in a step, and that an ended transfer has failed."""
+"""The probability that a transfer ends in a step, and the probability that an ended load has
+failed.
+"""
 _WINDOWS: dict[str, tuple[int | None, ...]] = {
     "full": (0,),
     "sliding": (WINDOW,),
@@ -166,7 +168,9 @@ def _kinds(layers: str) -> tuple[Any, ...]:
 
 
 def _vllm(plan: EnginePlan, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return fields of vLLM's configuration."""
+    """Return the fields of vLLM's configuration for the plan's connector, host memory and
+    drafts.
+    """
     fields: dict[str, Any] = {}
     if plan.connector is not None:
         fields["kv_transfer_config"] = KVTransferConfig(

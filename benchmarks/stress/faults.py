@@ -6,7 +6,8 @@ from __future__ import annotations
 class Violation(Exception):
     """A violation of an invariant.
 
-    ``invariant`` is its short name, and ``subject`` the call or program that it concerns, if any.
+    ``invariant`` is the short name of the invariant. ``subject`` is the call or program that the
+    violation concerns; "" if there is none.
     """
 
     def __init__(self, invariant: str, detail: str, subject: str = "") -> None:

@@ -39,7 +39,8 @@ and not when it ends; and that an ended load has failed.
 class _Copy:
     """A copy in flight: from blocks to chunks if it is a ``store``, else from chunks to blocks.
 
-    ``moved`` is True if the content has arrived, and ``fails`` is True if it will never arrive.
+    ``moved`` is True if the content has arrived, and ``fails`` is True if the content will never
+    arrive.
     """
 
     store: bool
@@ -53,8 +54,8 @@ class _Copy:
 class Copies(OffloadingWorker):
     """A worker that copies blocks of a `ModelRunner`, in a random number of steps.
 
-    A block that is being loaded has no readable content until the load has ended. With ``lossy``,
-    loads may fail.
+    A load first clears its blocks. The content arrives at the end of the load or earlier. With
+    ``lossy``, loads may fail: their content never arrives.
     """
 
     runner: ModelRunner
@@ -141,7 +142,9 @@ class HostSide:
         self.connector.start_load_kv(None)  # the forward context is not used
 
     def after(self, output: Any, requests: dict[str, Any]) -> KVConnectorOutput:
-        """Return the copies that have ended, after the step's model ran."""
+        """After the step's model has run, return the requests whose copies have ended, and the
+        requests whose loads have failed.
+        """
         connector, worker = self.connector, self.connector.connector_worker
         assert worker is not None
         connector.wait_for_save()

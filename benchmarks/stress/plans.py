@@ -75,7 +75,7 @@ class EnginePlan:
 
     @property
     def longest(self) -> int:
-        """The tokens of the longest call that fits into the block pool if the call is alone."""
+        """The number of tokens of the longest call that fits into the block pool if it is alone."""
         blocks = (self.blocks - 1) // LAYERS[self.layers] - 2
         return min(blocks * BLOCK_SIZE, self.max_model_len) - 4 * (1 + self.drafts)
 
@@ -94,8 +94,8 @@ class EnginePlan:
 
 @dataclass(frozen=True, slots=True)
 class CallPlan:
-    """One call, or one streaming session. Each of its ``turns`` is a tuple: pause, new tokens,
-    output tokens.
+    """One call, or one streaming session. ``turns`` has the later turns of a session, each as a
+    tuple: the pause before the turn, the new tokens and the output tokens.
 
     The call's prompt repeats a share ``keeps`` of its program's context, and then has ``fresh``
     tokens of its own. ``stops_at`` is the output token at which the call stops before its limit

@@ -29,8 +29,8 @@ class Text:
     """The right tokens of a request, computed as far as they were needed. ``chain`` has a hash of
     each prefix.
 
-    ``stops_at`` is the position of its `STOP`. ``flavour`` distinguishes requests whose cache
-    differs for the same tokens (adapters, salts).
+    ``stops_at`` is the position of the request's `STOP`, or -1 if the request has none. ``flavour``
+    distinguishes requests whose cache differs for the same tokens (adapters, salts).
     """
 
     name: str
@@ -62,7 +62,8 @@ class Text:
 @dataclass(slots=True)
 class _Row:
     """A request in the batch. The first ``known`` tokens of its text are known, and the first
-    ``computed`` tokens are computed. ``rejected`` has the rejected drafts by step.
+    ``computed`` tokens are computed. ``rejected`` has a pair for each step that rejected drafts:
+    the number of the step, and the number of these drafts.
     """
 
     text: Text
@@ -100,8 +101,8 @@ class ModelRunner:
     def execute(
         self, output: SchedulerOutput, settled: int
     ) -> tuple[dict[str, list[int]], list[Any]]:
-        """Run a step after `leave`, and return the tokens sampled for each request, and the answers
-        to pooling requests.
+        """Run a step after `leave`. Return the tokens sampled for each request, and a list with an
+        answer for each pooling request whose prompt is computed, and None for each other request.
 
         When the step was scheduled, the scheduler knew the results of the first ``settled`` steps.
         """
@@ -130,7 +131,9 @@ class ModelRunner:
     # -- requests that begin -----------------------------------------------------------
 
     def _begin(self, output: SchedulerOutput) -> set[str]:
-        """Add the requests that begin with this step, and the new blocks of the other requests."""
+        """Add the requests that begin with this step, and the new blocks of the other requests.
+        Return the names of the requests that begin.
+        """
         begun = set()
         for new in output.scheduled_new_reqs:
             tokens = new.prefill_token_ids or new.prompt_token_ids or []
@@ -170,8 +173,8 @@ class ModelRunner:
             self.write_loaded(*load)
 
     def write_loaded(self, name: str, blocks: Sequence[int], start: int, end: int) -> None:
-        """Write KV cache of a request that has arrived in these blocks, from position
-        ``start`` on.
+        """Write the KV cache that has arrived for a request into these blocks, for the positions
+        from ``start`` to ``end`` - 1.
         """
         text = self.texts[name]
         text.reach(end)

@@ -42,8 +42,8 @@ _BLOCKED = ("WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR", "WAITING_FOR_REMOTE_KVS")
 
 @dataclass(slots=True)
 class Figures:
-    """The results of a run: the time and the steps until all programs had ended, and figures that
-    explain them.
+    """The results of a run: the time until all programs had ended, the number of steps, and figures
+    that explain the time.
 
     ``lost_tokens`` is the number of tokens that had to be computed again. ``gave_way`` is the
     number of preemptions for other calls, and ``for_memory`` the number of preemptions by vLLM for
@@ -74,8 +74,8 @@ class Figures:
 
 @dataclass(slots=True)
 class _Preempted:
-    """The progress of a call at its last preemption for another call, and the number of preemptions
-    in a row without progress.
+    """The most output tokens and computed tokens that a call had at a preemption for another call,
+    and the number of such preemptions in a row without progress.
     """
 
     progress: tuple[int, int] = (-1, -1)
@@ -91,7 +91,7 @@ class _Before:
 
 
 class Watch:
-    """A checker of each step of an engine, which raises `Violation`.
+    """A checker that raises `Violation` if a step of an engine violates an invariant.
 
     ``events`` has all events, each with its time, its step, the call or program, and a text. If the
     engine has stock's scheduler, only vLLM's own state is checked.
@@ -207,7 +207,8 @@ class Watch:
 
     def _was_preempted(self, request: Any, progress: tuple[int, int], better: str) -> None:
         """Check a preemption of a call. ``progress`` has the numbers of the call's output tokens
-        and computed tokens. ``better`` is the program for which the call was preempted.
+        and computed tokens. ``better`` is the program for which the call was preempted, or "" if it
+        is not known or there is none.
         """
         name, (outputs, computed) = request.request_id, progress
         call = None if self.core is None else self.core.calls.get(name)
@@ -246,7 +247,7 @@ class Watch:
     def _check_paused(self, ran: int, begun: list[str], preempted: list[Any]) -> None:
         """Check a step of a paused engine: only calls that have begun may continue.
 
-        vLLM may preempt such a call for memory. The call then runs again, unless all calls are
+        vLLM may preempt such a call for memory. The call may then begin again, unless all calls are
         paused (then no call may run at all).
         """
         assert self._before is not None
@@ -335,7 +336,9 @@ class Watch:
         return startable
 
     def idled(self, seconds: float) -> None:
-        """Check ``seconds`` in which nothing ran although the engine was not paused."""
+        """Check that no call that could run waits too long, after ``seconds`` in which nothing ran
+        although the engine was not paused.
+        """
         plan, scheduler = self.engine.plan, self.scheduler
         if scheduler.num_waiting_for_streaming_input >= plan.places:
             return
@@ -470,8 +473,8 @@ def _protected_of_nobody(scheduler: Any) -> int:
 
 
 def reachable(scheduler: Any) -> Iterator[tuple[str, QueuedCall | EngineProgram]]:
-    """Yield the calls and programs that the scheduler's own objects still hold, each with its
-    place.
+    """Yield the calls and programs that the scheduler's own objects still hold, each with the path
+    on which it was found.
     """
     stack: list[tuple[str, Any]] = list(vars(scheduler).items())
     stack += list(_fields(policy_of(scheduler)))  # the connector, which is vLLM's, holds it

@@ -53,7 +53,7 @@ class PlainModel:
         return wrote
 
     async def counted(self) -> tuple[float, float]:
-        """Return the number of forward passes so far, and the tokens in them."""
+        """Return the number of forward passes so far, and the number of tokens computed in them."""
         return self.forwards, self.tokens
 
 

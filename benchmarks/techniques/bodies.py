@@ -19,8 +19,8 @@ async def completion(thread: Thread) -> None:
 
 
 async def tree_of_thought(root: Thread) -> None:
-    """Search two levels. Each state gets three thoughts; of a level, the two best are kept. Two
-    verdicts score each thought.
+    """Search two levels. Each state gets three thoughts. Only the two best thoughts of a level are
+    kept. Two verdicts score each thought.
     """
 
     async def think(state: Thread, seed: int) -> tuple[float, Thread]:
@@ -97,7 +97,9 @@ async def look_up(topic: str) -> str:
 
 
 async def react(thread: Thread) -> None:
-    """Take eight turns of a thought with an action, and the observation that a tool returns."""
+    """Take eight turns. In each turn, the model writes a thought and an action, and a tool returns
+    an observation.
+    """
     for _ in range(8):
         await thread.fill("\nThought and action:")
         seen = await thread.tool(look_up, await thread.write(24))

@@ -28,16 +28,16 @@ async def function(item: str) -> str:
 
 
 async def as_clients_do(thread: Thread) -> None:
-    """Put all documentation before the request, and make all calls after the model has written
-    them.
+    """Put the documentation of all functions into the prompt, and make the calls only after the
+    model has written all of them.
     """
     await thread.fill(f"\n{OFTEN}{ONCE}")
     await _answered(thread, thread, early=False)
 
 
 async def kept(thread: Thread) -> None:
-    """Save documentation that is often used, so that later programs need not compute it again
-    (optimisation 1).
+    """Save documentation that is often used. Later programs could open it, and need not compute it
+    again (optimisation 1).
     """
     await thread.fill(f"\n{OFTEN}")
     own = await thread.kept()

@@ -139,7 +139,9 @@ class Bench(NamedTuple):
     async def measure(
         self, model: str, chosen: dict[str, Technique], attentions: dict[str, Technique]
     ) -> None:
-        """Run both comparisons."""
+        """Compare the techniques ``chosen`` with a client of vLLM's own server, and ``attentions``
+        with plain code for transformers.
+        """
         if chosen:
             async with engines(model, self.round_trip_s) as sides:
                 await self.compare(chosen, sides)
@@ -225,8 +227,8 @@ def theirs(client: HttpClient) -> Side:
 
 
 async def timed(side: Side, technique: Technique, texts: Sequence[str]) -> Figures:
-    """Run programs, and return their mean time, their number per second, and the
-    engine's counts.
+    """Run a program for each text. Return the programs' mean time, the number of programs per
+    second, and the engine's steps and computed tokens during these runs.
     """
     steps, computed = await side.counted()
     began = time.perf_counter()

@@ -10,8 +10,8 @@ from benchmarks.techniques.bodies import Body
 
 
 class Technique(NamedTuple):
-    """A technique. ``ours`` is the function of a program that uses contexts, and ``theirs`` is the
-    function of a client of vLLM's server that has the same result.
+    """A technique. ``ours`` is the function of a program that uses contexts. ``theirs`` is the
+    function of the other side: a client of vLLM's server, or plain code for transformers.
     """
 
     ours: Body

@@ -25,7 +25,9 @@ DELTA = 4.0
 
 @dataclass(slots=True)
 class OurThread:
-    """A thread that is a context of the runtime, with its program."""
+    """A thread that is a ``context`` of agentrt. ``ctx`` belongs to the program that uses the
+    context.
+    """
 
     ctx: Context
     context: TokenContext
@@ -34,8 +36,8 @@ class OurThread:
         return OurThread(self.ctx, self.context.fork())
 
     async def kept(self) -> OurThread:
-        """Return a fork of the thread that is saved under a name, so that it outlives the
-        program.
+        """Save the thread's context under a name, so that the saved context outlives the program.
+        Return a fork of the thread.
         """
         name = str(hash(self.context.token_ids))
         await self.context.save(name)

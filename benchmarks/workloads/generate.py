@@ -125,7 +125,7 @@ def chain(rng: Random, program_id: str, gaps: Gaps) -> ProgramShape:
 
 
 def plan_execute(rng: Random, program_id: str, gaps: Gaps) -> ProgramShape:
-    """Make a plan, one to five layers of parallel steps with tools, and a report on all of them."""
+    """Make a plan, one to five layers of parallel steps with tools, and a report on all steps."""
     builder = ProgramBuilder(rng, system_tokens=400)
     plan = builder.call("plan", Sizes(220, 0.5, high=1500), Sizes(150, 0.7, high=2000))
     layer, steps = [plan], []

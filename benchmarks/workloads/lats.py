@@ -5,9 +5,9 @@ call. We take the 467 prompt tokens as the whole prompt of a call: instructions,
 path through the tree to its node.
 
 An iteration selects a node of the tree, expands it with parallel calls, evaluates each child with a
-call of its own (after its tool), and backs the values up. Selection and backup need no model and
-take no time here. They are the points at which parallel branches join. Between two iterations there
-is a reflection on the failure. The search ends with the answer, or at a limit.
+call of its own (after the child's tool), and backs the values up. Selection and backup need no
+model and take no time here. They are the points at which parallel branches join. Between two
+iterations there is a reflection on the failure. The search ends with the answer, or at a limit.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Running programs on a real engine in real time, under one contender after the other.
+"""Functions that run programs on a real engine in real time, under one contender after the other.
 
 A prompt consists of the earlier prompt, the model's own output, and made-up text. The lengths of
 outputs come from the shapes of the programs. A `Probe` in the engine core measures the calls in the
@@ -184,7 +184,9 @@ _SIZES = """Engine: {}, {max_num_seqs} batch slots, {kv_blocks} KV blocks of {bl
 
 
 def by_engine(contenders: Sequence[Contender]) -> list[list[Contender]]:
-    """Group the contenders that can share an engine, in the order of the first of each group."""
+    """Group the contenders that can share an engine. The groups are in the order of their first
+    contenders.
+    """
     groups: dict[StockPolicy | None, list[Contender]] = {}
     for contender in contenders:
         key = None if contender.stock is None else contender.stock.scheduling

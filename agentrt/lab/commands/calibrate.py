@@ -130,7 +130,9 @@ def design(max_num_seqs: int, max_model_len: int, *, large: bool = False) -> lis
 
 
 class Calibration:
-    """A calibration of a started engine. It sets the engine's policy to ``fcfs``."""
+    """A calibration of a started engine. If the engine has agentrt's scheduler, the calibration
+    sets its policy to ``fcfs``.
+    """
 
     def __init__(self, engine: LabEngine) -> None:
         self._engine = engine

@@ -1,4 +1,4 @@
-"""Doing simulated runs in several processes, and printing the progress.
+"""Functions that do simulated runs in several processes, and print the progress.
 
 If a signal ends the runs early, the results of finished runs are kept. A run is described by plain
 values, its *spec*. The spec is sent to another process, and is the key of the run's result.

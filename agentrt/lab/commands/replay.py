@@ -184,7 +184,9 @@ def _differences(recording: Recording, options: Mapping[str, Any]) -> str:
 
 
 def _sizes(recording: Recording, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the sizes of the last recorded engine, changed by the options."""
+    """Return the sizes of the last recorded engine, changed by the options. Raises `ConfigError`
+    for ``--router`` without several replicas.
+    """
     engine = recording.engines[0] if recording.engines else {}
     sizes = {name: engine[name] for name in SIZES if name in engine}
     sizes |= {name: options[name] for name in SIZES if options.get(name) is not None}

@@ -1,7 +1,7 @@
 """vLLM's scheduler and KV-cache manager without a model, one step at a time.
 
-It is for tests, benchmarks and studies of scheduling decisions. The scheduler, the blocks and the
-prefix cache are real. The tokens that a model would generate are made up.
+This module is for tests, benchmarks and studies of scheduling decisions. The scheduler, the blocks
+and the prefix cache are real. The tokens that a model would generate are made up.
 """
 
 from __future__ import annotations

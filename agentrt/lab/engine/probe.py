@@ -30,7 +30,7 @@ _WATCHED = ("add_request", "schedule", "update_from_output", "_preempt_request")
 
 @dataclass(slots=True, eq=False)
 class _CallAccount:
-    """The measurements of one request. `CallReport` explains the fields that it has, too."""
+    """The measurements of one request. `CallReport` explains the fields that both classes have."""
 
     name: str
     request: Request
@@ -225,7 +225,9 @@ _probes: dict[int, Probe] = {}  # by the id of the scheduler; an engine core has
 
 
 def answer(scheduler: Scheduler, op: str, keep_steps: Any = None) -> Any:
-    """Handle a client's message: ``start`` starts a new probe, ``stop`` returns its result."""
+    """Handle a client's message: ``start`` starts a new probe, and ``stop`` ends the probe and
+    returns its result.
+    """
     probe = _probes.pop(id(scheduler), None)
     if probe is not None:
         probe.detach()

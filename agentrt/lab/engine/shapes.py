@@ -68,7 +68,8 @@ FLAGS = ("--load-format", "dummy", "--skip-tokenizer-init")
 
 @cache
 def shape_folder(name: str) -> str:
-    """Return a folder with the configuration, which is deleted when the process ends.
+    """Return a folder with the configuration of a shape. The folder is deleted when the process
+    ends.
 
     Raises `ConfigError` for an unknown name.
     """

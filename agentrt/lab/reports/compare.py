@@ -1,4 +1,4 @@
-"""Comparing runs: measures, their ratios to a baseline, cells of tables, and JSON."""
+"""Comparisons of runs: measures, their ratios to a baseline, cells of tables, and JSON."""
 
 from __future__ import annotations
 

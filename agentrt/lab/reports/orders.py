@@ -104,8 +104,8 @@ def _history_text(learned: ComparedHistory) -> str:
 
 
 def _line(program: ProgramRun) -> tuple[float, float, str]:
-    """Return the latency of a program, its waiting time, and the program for which it waited the
-    longest.
+    """Return the latency of a program, its waiting time, and the name of the program for which it
+    waited the longest: "its own calls" for the program itself, and "" if it waited for none.
     """
     waits = [share for share in shares_of(program.pieces()) if share.reason in _WAITS]
     blames = sorted((blame for share in waits for blame in share.by), key=lambda by: by.seconds)

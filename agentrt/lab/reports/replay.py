@@ -1,4 +1,4 @@
-"""Comparing a recording with its replays: tables, JSON values, and a drawing.
+"""Comparisons of a recording with its replays: tables, JSON values, and a drawing.
 
 The first run is always the recording itself.
 """
@@ -53,7 +53,9 @@ def replay_tables(runs: Sequence[Replayed]) -> str:
 
 
 def _note(runs: Sequence[Replayed]) -> str:
-    """Return a line that says why all policies gave the same times, if nothing ever waited."""
+    """Return a line that says why all policies gave the same times, if nothing ever waited in a
+    replay; otherwise "".
+    """
     if any(run.summary.waiting_share > 0 for run in runs[1:]):
         return ""
     return (

@@ -1,5 +1,5 @@
-"""Comparing runs of programs in the order of stock vLLM and in the order of agentrt, on an engine
-or in virtual time.
+"""Comparisons of runs of programs in the order of stock vLLM and in the order of agentrt, on an
+engine or in virtual time.
 """
 
 from __future__ import annotations
@@ -104,9 +104,9 @@ class ComparedHistory:
 class Comparison:
     """Pairs of runs of the same programs.
 
-    ``stock`` are the runs in the order of stock vLLM. ``ours`` are runs in agentrt's order after it
-    had seen the programs; ``first`` are runs in agentrt's order with only the history in
-    ``learned``. ``off`` is the relative error of replaying stock's order; 0 without a replay.
+    ``stock`` are the runs in the order of stock vLLM. ``ours`` are runs in agentrt's order, after
+    agentrt had seen the programs; ``first`` are runs in agentrt's order with only the history in
+    ``learned``. ``off`` is the relative error of a replay of stock's order; 0 without a replay.
     """
 
     stock: Sequence[Sequence[ProgramRun]]

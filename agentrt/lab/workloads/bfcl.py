@@ -1,4 +1,4 @@
-"""Reading BFCL v4: the multi-turn agents of the Berkeley function-calling leaderboard.
+"""A reader of BFCL v4: the multi-turn agents of the Berkeley function-calling leaderboard.
 
 Two kinds of files of the package ``bfcl-eval`` can be read:
 

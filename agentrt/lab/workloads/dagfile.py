@@ -1,9 +1,10 @@
-"""Reading execution DAGs, which ``agentrt run --dag FILE.json`` writes, as programs to run again.
+"""A reader of execution DAGs, which ``agentrt run --dag FILE.json`` writes, as programs to run
+again.
 
 Tools, humans, and calls without a result (failed or cancelled) become gaps. The gap before a call
-is the time from the end of the last call on which it depends until the call was emitted. Of the
-calls on which it depends, a call extends the call with the longest prompt that was in the prefix
-cache.
+is the time from the end of the last call on which it depends until the call was emitted. If the
+prompts of some of the calls on which it depends were in the prefix cache, the call extends the call
+that has the longest of these prompts.
 """
 
 from __future__ import annotations

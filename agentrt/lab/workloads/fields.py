@@ -1,4 +1,5 @@
-"""Reading JSON documents and JSON lines of other software, and checking them against models.
+"""Functions that read JSON documents and JSON lines of other software, and check them against
+models.
 
 Every fault raises a `ConfigError` that names the file and, if possible, the line and the field.
 `Notes` counts the objects that are left out because of a fault.

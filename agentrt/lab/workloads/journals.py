@@ -1,4 +1,4 @@
-"""Reading journals of `agentrt run` and `agentrt serve` as programs to run again.
+"""A reader of journals of `agentrt run` and `agentrt serve`, as programs to run again.
 
 The nodes of a program are read as its execution DAG (`agentrt.lab.workloads.dagfile`). The DAG has
 the dependencies of calls, the times of tools, humans and the program's own code between calls, and
@@ -200,8 +200,8 @@ class _RecordedDag:
         return sorted(parents)
 
     def _calls(self, node: PastNode) -> Iterator[RecordedCall]:
-        """Yield the call of a node. For a request of several answers (``n``), yield a call for each
-        of them.
+        """Yield the call of a node, if the node is a call with a result. For a request of several
+        answers (``n``), yield a call for each answer.
         """
         start, end = node.start, node.end
         account = json.loads(end.account) if end is not None and end.account else {}

@@ -1,4 +1,5 @@
-"""Reading conversations as lists of messages: chats of ShareGPT and trajectories of coding agents.
+"""A reader of conversations as lists of messages: chats of ShareGPT and trajectories of coding
+agents.
 
 An object has ``messages``, each with a ``role`` and a ``content``. Each message of the assistant is
 read as a call, whose prompt consists of all messages before it.

@@ -1,5 +1,5 @@
-"""Reading sessions of coding agents from files with a JSON object in each line, with token counts
-and times.
+"""A reader of sessions of coding agents, from files with a JSON object in each line, with token
+counts and times.
 
 A session has ``id``, ``start`` (seconds since the start of the first session), ``tool_tokens``,
 ``system_tokens`` and ``calls``. A call has these fields:
@@ -23,9 +23,9 @@ lengths, sessions share no prefix, and no gap is longer than `IDLE_S`. This scen
 times in which no session has a call; here, each gap is shortened instead.
 
 The calls of a session are a chain. Subagents between two calls are parallel branches: they begin
-after the end of the first call, and the second call waits for those that had ended when it began. A
-gap after the stop reason ``end_turn`` is the time of a human. A subagent that cannot be read is
-left out of its session; after any other fault, the whole session is left out.
+after the end of the first call, and the second call waits for the subagents that had ended when the
+second call began. A gap after the stop reason ``end_turn`` is the time of a human. A subagent that
+cannot be read is left out of its session; after any other fault, the whole session is left out.
 """
 
 from __future__ import annotations
@@ -163,7 +163,7 @@ def _program(
 
 
 class _Session:
-    """The state of reading one session."""
+    """The calls and subagents of one session that have been read so far."""
 
     def __init__(self, replay: ScaledCalls, notes: Notes) -> None:
         self.replay = replay

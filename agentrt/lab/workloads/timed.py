@@ -1,4 +1,5 @@
-"""Reading timed requests with the hashes of their prompts' blocks: traces of Mooncake and of vLLM.
+"""A reader of timed requests with the hashes of their prompts' blocks: traces of Mooncake and of
+vLLM.
 
 A line is a request with ``timestamp``, ``input_length``, ``output_length``, and ``hash_ids``, which
 has an id for each block of the prompt; the last block may be incomplete. Blocks with equal ids are
@@ -96,8 +97,9 @@ def _place(
 ) -> None:
     """Add a request to the conversation that it continues, or to a new conversation.
 
-    ``tips`` maps the last whole block of each conversation to the conversation, and each other
-    block to None. A block is its position in the prompt and its id.
+    ``tips`` maps each block to a conversation or to None: to a conversation only if the block is
+    the last whole block of this conversation and occurs in no other conversation. A block is its
+    position in the prompt and its id.
     """
     blocks = list(enumerate(request.hash_ids[: request.input_length // size]))
     conversation = next((tip for block in reversed(blocks) if (tip := tips.get(block))), None)

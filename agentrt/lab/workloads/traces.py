@@ -1,4 +1,4 @@
-"""Reading traces, which are recorded programs of agents, as shapes that can be run again.
+"""A reader of traces, which are recorded programs of agents, as shapes that can be run again.
 
 A trace is a journal, or a file of JSON or JSON lines in one of the `FORMATS`, gzipped or not, or a
 folder with such files. Programs that cannot be read are left out and reported.
@@ -124,8 +124,8 @@ def read_programs(
     tokenizer: str = "",
     scales: Scales = UNSCALED,
 ) -> Trace:
-    """Read the programs of a file, or of the files in a folder, in their order there. Multiply the
-    numbers of tokens and the gaps (the pauses between calls) of the programs by ``scales``.
+    """Read the programs of a file, or of the files in a folder, in the order of the files. Multiply
+    the numbers of tokens and the gaps (the pauses between calls) of the programs by ``scales``.
 
     ``as_format`` is one of `FORMATS`; by default, the first entry decides. ``tokenizer`` is the
     model whose tokenizer counts the tokens of texts.

@@ -32,6 +32,6 @@ class SimulateGroup(LazyGroup):
 def simulate() -> None:
     """Simulate policies in virtual time on programs of a trace.
 
-    vLLM's own scheduler decides, with its real KV-cache manager. No model runs; a step-time model
-    says how long steps take.
+    vLLM's own scheduler decides which calls run, with its real KV-cache manager. No model runs; a
+    step-time model says how long steps take.
     """

@@ -110,7 +110,7 @@ def run(**options: Any) -> None:
 
     Prints for each policy the latency of programs (mean, P50, P95, P99), slowdown, token latency,
     throughput, makespan, shares of the time, and preemptions. vLLM must be installed, because its
-    own scheduler decides; only the model is left out.
+    own scheduler runs; only the model is left out.
     """
     if options["workload"] is None:
         raise ConfigError("--workload is missing; give recorded programs as FILE or FORMAT:FILE")
