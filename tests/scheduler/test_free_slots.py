@@ -7,6 +7,7 @@ import random
 import pytest
 
 from agentrt.scheduler.learned import DOUBT, SILENCES, Silences
+from tests.lines import lines_run
 from tests.scheduler.admitting import KIND, TOKEN_S, Counted
 
 STEP_S = 0.02
@@ -264,3 +265,26 @@ def test_silences_count_each_program_once(seed: int) -> None:
     assert probe.chance(now + age, 1.0) == pytest.approx(
         (longer + usual * DOUBT) / (longer + never + (1 - usual) + usual * DOUBT)
     )
+
+
+def test_a_decision_looks_at_few_of_the_programs_that_are_no_longer_held() -> None:
+    """A server keeps thousands of short conversations in its cache, and decides in each step."""
+
+    def lines_per_decision(silent: int) -> int:
+        engine = Counted(blocks=2 * silent, slots=8)
+        for number in range(silent):
+            call = engine.wants(f"silent{number}", 2)
+            engine.step(0.0)
+            engine.end(call, output=0)
+        engine.now += 1e6
+        engine.wants("runs", silent)
+        engine.step(0.0)
+        assert {"runs", "silent0"} <= engine.inside()
+        engine.wants("large", silent + 2)
+        engine.core.admit(engine.now, 1)
+        engine.wants("larger", silent + 2)
+        lines = lines_run(lambda: engine.core.admit(engine.now, 1))
+        assert engine.inside().isdisjoint({"large", "larger"})
+        return lines
+
+    assert lines_per_decision(1000) <= 1.5 * lines_per_decision(50)

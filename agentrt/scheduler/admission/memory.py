@@ -77,6 +77,8 @@ class WorkingSet(Admission):
         """Absent residents whose contexts are no longer held. They are expelled if another program
         needs the room.
         """
+        self._due_claim = 0
+        """Blocks that the residents in ``_due`` claim."""
         self._absent: dict[EngineProgram, None] = {}
         """All absent residents, in the order in which their current gaps began."""
         self._by_age: PriorityQueue[QueuedCall] = PriorityQueue()
@@ -182,16 +184,17 @@ class WorkingSet(Admission):
             return
         chance, seconds = returns(self.learned, program.cached, now)
         held_s = self._compute_s(self.capacity.blocks)
-        self._due.pop(program, None)
+        self._no_longer_absent(program)
         self._held.put(program, now if seconds > chance * held_s else now + held_s)
-        self._absent.pop(program, None)
         self._absent[program] = None
         self._full_at = None
 
     def _no_longer_absent(self, program: EngineProgram) -> None:
         self._held.discard(program)
-        self._due.pop(program, None)
         self._absent.pop(program, None)
+        if program in self._due:
+            del self._due[program]
+            self._due_claim -= program.claim
 
     # -- which residents stay --------------------------------------------------------------
 
@@ -233,7 +236,9 @@ class WorkingSet(Admission):
         self._look_again = math.inf
         self._forecasts.clear()
         while (until := self._held.first_key()) is not None and until <= now:
-            self._due[self._held.pop()] = None
+            program = self._held.pop()
+            self._due[program] = None
+            self._due_claim += program.claim
         calls = super().admit(now, running)
         self._full_at = None if calls else running
         return calls
@@ -269,7 +274,7 @@ class WorkingSet(Admission):
         needs, claimed, most = self._needs(program), self.claimed, self.capacity.blocks
         if claimed + needs <= most:  # the common case, without looking at the residents
             return ()
-        if claimed - sum(resident.claim for resident in self._due) + needs > most:
+        if claimed - self._due_claim + needs > most:
             return None  # too little room, without counting shared prefixes that might be freed
         leaving: list[EngineProgram] = []
         sharers = Counter[tuple[str, str]]()
@@ -480,6 +485,8 @@ class WorkingSet(Admission):
         claim = min(self._blocks(max(tokens + growth, 0)) + len(calls), self.capacity.blocks)
         if program.resident:
             self.claimed += claim - program.claim
+        if program in self._due:
+            self._due_claim += claim - program.claim
         program.claim, program.growth = claim, claim - without
         self._count(program)
 
