@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import click
 
+from agentrt.errors import ConfigError
 from agentrt.lab.commands.options import (
     count_option,
     many,
@@ -21,7 +22,7 @@ from benchmarks.cells import check_names
 from benchmarks.harness import run_shown, show
 from benchmarks.stress.cases import Outcome, run_cases
 from benchmarks.stress.cases import shrink as shrink_case
-from benchmarks.stress.plans import FEATURES, CasePlan, describe, draw_case
+from benchmarks.stress.plans import CONNECTOR, FEATURES, OFFLOAD, CasePlan, describe, draw_case
 from benchmarks.stress.ratios import POLICIES, Ratio, compare_all, summary, worst_of
 
 _SHOWN = 3
@@ -82,6 +83,11 @@ def stress(
         return None
     check_names("--without", without, FEATURES)
     check_names("--always", always, FEATURES)
+    if {CONNECTOR, OFFLOAD} <= set(always):
+        raise ConfigError(
+            f"--always {CONNECTOR},{OFFLOAD}: an engine has at most one KV connector; name one of "
+            "them"
+        )
     kinds = _Kinds(without, always)
     silence_vllm()
     done = _Cases()

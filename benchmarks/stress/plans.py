@@ -290,6 +290,8 @@ class _Draw:
             drawn.add(OFFLOAD)
         if OFFLOAD in always:
             drawn.discard(CONNECTOR)
+        elif CONNECTOR in always:
+            drawn.discard(OFFLOAD)
         self.has = (drawn | set(always)) - set(without)
         self.engine = self._engine()
         self._numbers = count(1)

@@ -24,6 +24,7 @@ from benchmarks.stress.plans import (
     draw_case,
 )
 from benchmarks.stress.ratios import DEFAULT, POLICIES, compare, summary, worst_of
+from tests.cli.conftest import check
 
 pytest.importorskip("vllm")
 
@@ -59,6 +60,14 @@ def test_nothing_breaks_with_host_memory() -> None:
     assert not failed, "\n".join(failed)
     sums = [sum(getattr(outcome.figures, name) for outcome in outcomes) for name in COPIES]
     assert all(sums), dict(zip(COPIES, sums, strict=True))
+
+
+def test_an_engine_has_at_most_one_connector(capsys: pytest.CaptureFixture[str]) -> None:
+    for seed in range(40):
+        engine = draw_case(seed, always=["connector"]).engine
+        assert engine.connector
+        assert not engine.host
+    check(capsys, call(["stress", "--always", "connector,offload"]), "--always", "name one of them")
 
 
 @pytest.mark.parametrize("seed", range(1000, 1060))

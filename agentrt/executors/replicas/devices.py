@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping, Sequence
+from itertools import takewhile
 
 from agentrt.errors import ConfigError
 
@@ -38,12 +39,14 @@ def visible_devices(present: int, environment: Mapping[str, str]) -> int:
     """Return how many of a machine's ``present`` GPUs CUDA_VISIBLE_DEVICES allows.
 
     Raises `ConfigError` if the variable has the number of a GPU that the machine does not have.
-    GPUs that are named in another way, such as by a UUID, are counted without a check.
+    GPUs that are named in another way, such as by a UUID, are counted without a check. As in CUDA,
+    a negative number hides itself and all that follow.
     """
     chosen = environment.get("CUDA_VISIBLE_DEVICES")
     if chosen is None:
         return present
-    names = [name.strip() for name in chosen.split(",") if name.strip()]
+    listed = (name.strip() for name in chosen.split(",") if name.strip())
+    names = [*takewhile(lambda name: not name.startswith("-"), listed)]
     missing = [name for name in names if name.isdecimal() and int(name) >= present]
     if missing:
         numbers = ", ".join(map(str, range(present))) or "none"

@@ -9,6 +9,7 @@ and answer them.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import uuid
@@ -89,12 +90,15 @@ class MqttQuestions:
 
     async def _follow(self) -> None:
         """Publish changes, and publish all open questions again before they expire."""
+        loop = asyncio.get_running_loop()
+        again_at = loop.time() + _AGAIN_S
         while True:
-            try:
-                async with asyncio.timeout(_AGAIN_S):
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout_at(again_at):
                     await self._changed.wait()
-            except TimeoutError:
+            if loop.time() >= again_at:  # also if changes come all the time
                 self._publish_all()
+                again_at = loop.time() + _AGAIN_S
             self._changed.clear()
             try:
                 messages = map(self._message, await self._board.listed())

@@ -52,7 +52,8 @@ def test_a_size_that_cannot_be(flags: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("chosen", "count"), [(None, 4), ("0,2", 2), ("3", 1), ("", 0), ("GPU-12ab,GPU-34cd", 2)]
+    ("chosen", "count"),
+    [(None, 4), ("0,2", 2), ("3", 1), ("", 0), ("GPU-12ab,GPU-34cd", 2), ("-1", 0), ("1,-1,2", 1)],
 )
 def test_what_cuda_visible_devices_leaves(chosen: str | None, count: int) -> None:
     environment = {} if chosen is None else {"CUDA_VISIBLE_DEVICES": chosen}

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import aiomqtt
+import pytest
 from paho.mqtt.packettypes import PacketTypes
 
 from agentrt import Context, Runtime, program
@@ -102,6 +103,31 @@ async def test_a_question_that_ends_otherwise_is_taken_off(broker: Broker) -> No
         assert question is not None
         run.cancel()
         assert await phone.next() == (topic, None)
+
+
+async def test_a_question_is_published_again_while_others_come_and_go(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise the broker would drop it after ten minutes."""
+    monkeypatch.setattr("agentrt.integrations.mqtt.questions._AGAIN_S", 0.2)
+    async with opened(broker, broker.prefix.text) as (runtime, phone):
+        run = runtime.start(chooser)
+        first, _ = await phone.next()
+
+        async def others() -> None:
+            while True:
+                other = runtime.start(chooser)
+                await asyncio.sleep(0.05)
+                other.cancel()
+
+        busy = asyncio.create_task(others())
+        topic, question = await phone.next()
+        while topic != first:
+            topic, question = await phone.next()
+        assert question is not None
+        busy.cancel()
+        await asyncio.gather(busy, return_exceptions=True)
+        run.cancel()
 
 
 async def test_each_tenant_has_topics_of_its_own(mosquitto: Mosquitto) -> None:
