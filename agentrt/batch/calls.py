@@ -65,8 +65,8 @@ class CallFile(LineFile):
                 yield key_of(files.parse_json(line.decode())["program"]), line
 
     def __contains__(self, run_id: str) -> bool:
-        """Return whether the file had the beginning of a run when it was opened. Then the file had
-        all calls of the run up to that time. After `take`, return False.
+        """Return whether the file had the beginning of a run when the file was opened. In this
+        case, it also had all calls that the run had made by then. After `take`, return False.
         """
         return run_id in self._calls
 

@@ -380,7 +380,10 @@ def _copied(value: Any) -> Any:
 
 
 def _is_same(value: Any, copy: Any) -> bool:
-    """Return whether plain data is equal to its copy, including all types."""
+    """Return whether plain data is equal to ``copy``, which `_copied` made, including the types and
+    the order of keys. A tuple is equal to a list, as its copy is a list. Two floats are equal only
+    if they are the same object.
+    """
     if value is copy:
         return True
     kind = type(value)

@@ -78,7 +78,8 @@ class SchedulerConfig:
 
     ``retention`` decides which programs' cached blocks are evicted first when memory is short:
     ``lru`` is vLLM's own order; ``ttl`` protects a program's blocks for ``retention_ttl`` seconds
-    after its last call; ``cost`` evicts last the blocks whose loss is expected to cost most.
+    after a call, and after the start and the end of a wait for a tool, an event or a human;
+    ``cost`` evicts last the blocks whose loss is expected to cost most.
     ``admission`` decides which programs' calls may run at all: with ``off`` all programs, with
     ``cap`` at most ``admission_cap`` programs, with ``memory`` as many programs as fit into the KV
     cache with their contexts; ``package.module:Class`` is an admission of another package. Under

@@ -308,7 +308,9 @@ class Chaos:
 
 
 async def _living(pids: set[int]) -> int:
-    """Return how many of the engines' processes still live `_GONE_S` seconds after the end."""
+    """Wait at most `_GONE_S` seconds for the ends of the engines' processes, and return how many
+    still live.
+    """
     deadline = time.monotonic() + _GONE_S
     while any(map(is_live, pids)) and time.monotonic() < deadline:  # noqa: ASYNC110  # there is no event for this
         await asyncio.sleep(0.1)

@@ -44,7 +44,9 @@ def without_prompt(chunk: Chunk) -> Chunk:
 
 
 class PromptRestorer:
-    """Adds the prompt of a call's first piece of output to the pieces after it."""
+    """Adds the prompt to the later pieces of a call's output. Only the first piece is sent with the
+    prompt.
+    """
 
     def __init__(self) -> None:
         self._kept: dict[str, Any] | None = None

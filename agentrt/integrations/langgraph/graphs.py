@@ -167,7 +167,11 @@ def _takes(make: Callable[..., Any], signature: inspect.Signature) -> Mapping[st
 
 
 def _kind(name: str, hint: Any) -> str | None:
-    """Return whether a parameter is the config or the runtime, by its type, else by its name."""
+    """Return ``config`` or ``runtime`` if a parameter gets the config or the runtime, else None.
+
+    The type of the parameter decides. If it is neither of the two types, or is missing, the
+    parameter's name decides. If the type is only known as text, the name does not count.
+    """
     if isinstance(hint, str):  # a type that is imported for type checking only
         hint = hint.partition("[")[0].rpartition(".")[2]
         return {"RunnableConfig": "config", "ServerRuntime": "runtime"}.get(hint)

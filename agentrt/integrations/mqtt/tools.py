@@ -136,7 +136,10 @@ class MqttTools(ToolTransport):
             await call.questions.close()
 
     async def _answer(self, call: ToolAttempt) -> Any:
-        """Send the call until it is answered, and return the answer."""
+        """Send the call every ``resend_s`` seconds until it is answered, and return the answer.
+
+        Raises `ToolLostError` when no worker has replied for `_SILENCES` such intervals.
+        """
         self._try(call)
         try:
             return await call.answer

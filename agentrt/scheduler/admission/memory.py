@@ -307,12 +307,13 @@ class WorkingSet(Admission):
         """Weigh the gain of using a free slot against the cost of the contexts that the program
         would evict.
 
-        A batch of b calls computes one token of each call in a step. So one more call gains
-        1/(b + 1) of a second of work for each second in which the slot would be empty. Evicting the
-        context of an absent resident costs the time to recompute it, times the probability that the
-        resident makes another call. The freed room is useful until the waiting call is expected to
-        end, or until the resident makes its next call, whichever is earlier. Using room that
-        residents claim for future calls costs the time to compute the same number of blocks.
+        A step computes one token of each call in the batch. So a call that joins b calls does
+        1/(b + 1) of the work of the batch, and gains 1/(b + 1) of a second of work for each second
+        in which the slot would be empty. Evicting the context of an absent resident costs the time
+        to recompute it, times the probability that the resident makes another call. The freed room
+        is useful until the waiting call is expected to end, or until the resident makes its next
+        call, whichever is earlier. Using room that residents claim for future calls costs the time
+        to compute the same number of blocks.
 
         Residents are expelled, those with the oldest gaps first, only if the program then fits.
         After `_CONSIDERED` residents whose contexts are worth more, no further residents are

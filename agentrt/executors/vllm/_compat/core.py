@@ -1,4 +1,5 @@
-"""The engine core and its client: utility methods, the task that reads outputs, the process.
+"""Access to the engine core and to its client: calls of utility methods of the core, the client's
+task that reads outputs, and the ids of the core's processes.
 
 This module does not import vLLM when it is imported, because clients import it before they load an
 engine.

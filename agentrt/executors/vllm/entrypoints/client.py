@@ -1,4 +1,5 @@
-"""The engine client of vLLM's HTTP application: it makes each call for the current `caller`.
+"""The engine client of vLLM's HTTP application. It makes each call for the current caller, which
+`agentrt.executors.chat_api.caller` returns.
 
 vLLM's `EngineClient` is an interface of about forty methods. The methods that a front end needs are
 implemented here; the others raise `NotImplementedError` with their name. Programs in this process

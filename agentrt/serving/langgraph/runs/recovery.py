@@ -9,11 +9,11 @@ attempts of the task, so the origin has their values. Other rows are never repla
 only has their keys.
 
 A run that was interrupted by a crash resumes from the graph's latest checkpoint, if the graph
-itself, and not only a subgraph, has added a checkpoint since the run's start. The checkpoint has
-the run's input. Otherwise, the run starts again as it was requested, but without the answers that
-tasks have taken, because LangGraph would give these answers to the next questions. An answer counts
-as taken when the task that asked has written something afterwards. Such a task often belongs to a
-subgraph, which may have added checkpoints meanwhile.
+itself, and not only a subgraph, has added a checkpoint since the run's start. This checkpoint
+already contains the run's input. Otherwise, the run starts again as it was requested, but without
+the answers that tasks have taken, because LangGraph would give these answers to the next questions.
+An answer counts as taken if the task that asked has written something since the run's start, or if
+the subgraph to which this task belongs has added checkpoints since then.
 """
 
 from __future__ import annotations
