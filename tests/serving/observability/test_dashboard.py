@@ -197,7 +197,7 @@ async def test_each_kind_of_answer_has_its_field(browser: Browser) -> None:
             await form.get_by_role("button", name=choice).click()
         await answer("a list?", lambda form: form.locator("textarea").fill("[1"))
         note = page.locator("#open output")
-        await expect(note).to_contain_text("this is no JSON")
+        await expect(note).to_contain_text("this is not JSON")
         await answer("a list?", lambda form: form.locator("textarea").fill('["x"]'))
         await expect(note).to_contain_text("'x' is not of type 'integer'")
         await answer("a list?", lambda form: form.locator("textarea").fill("[1, 2]"))
