@@ -118,8 +118,8 @@ class SupersededError(AgentrtError):
 
     def __init__(self) -> None:
         super().__init__(
-            "the call was cancelled because its client sent the request again; the later request "
-            "is answered"
+            "the call was cancelled because its client sent the request again, as a retry or with "
+            "the same Idempotency-Key; the later request is answered"
         )
 
 

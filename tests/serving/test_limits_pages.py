@@ -39,7 +39,7 @@ LIMITS = {
     "prompts of more than 32,000 characters": [long_prompts.LONG, 1],
     "chats of more than 64 messages": [long_prompts.MANY, 1],
     "starting the choices of one request": [1],
-    "a tenant's calls in the engine": [fair.RECENT_S, 1 - 1 / fair.KEPT_OF],
+    "admitted calls of all tenants together": [fair.RECENT_S, 1 - 1 / fair.KEPT_OF],
     "schemas that are checked at the same time": [1],
     "compiling one grammar": [compiling.SLOW_S],
     "the whole compilation of one grammar": [compiling.LONGEST_S],
@@ -103,7 +103,7 @@ def test_a_limit_on_the_page_is_the_codes(
     assert sorted(names) == sorted(limits)
     for name, row in zip(names, rows, strict=True):
         said = numbers(row[1])
-        if name.startswith(("large requests", "prompts of", "chats of", "a tenant's calls")):
+        if name.startswith(("large requests", "prompts of", "chats of", "admitted calls")):
             said = numbers(row[0]) + said
         assert said == limits[name], row
 
