@@ -183,7 +183,7 @@ class ReplicaSet(Executor):
         await self._supervisor.drain(replica)
 
     async def restart(self, name: str) -> None:
-        """Drain a replica, replace its engine by a new one, and return when a new engine is ready.
+        """Drain a replica and replace its engine. Return when a new engine is ready.
 
         Raises `ConfigError` for an unknown name or a replica that has failed too often to be
         started again, and `EngineStartError` if the start of a new engine has failed too often.

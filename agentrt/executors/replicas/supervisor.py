@@ -303,7 +303,7 @@ class Supervisor:
             await self.wait_for_change()
 
     async def restart(self, replica: Replica) -> None:
-        """Drain a replica, replace its engine by a new one, and return when a new engine is ready.
+        """Drain a replica and replace its engine. Return when a new engine is ready.
 
         If the new engine does not start, the start is tried again as after a death. Raises
         `ConfigError` for a replica that has failed too often to be started again, and

@@ -55,7 +55,7 @@ def test_text_is_held_back_while_it_may_become_a_stop_string() -> None:
 
 
 def test_layers_with_windows_of_their_own_are_not_cut() -> None:
-    """What such a model has cached is not kept for another call. Both calls give the same
+    """The cache of such a model is not used again by another call. Both calls give the same
     tokens.
     """
     model = model_of(config_of("MistralConfig", sliding_window=8), Letters())

@@ -40,7 +40,7 @@ _DEEDS = {
     "store.search": "search the store",
     "store.list_namespaces": "list namespaces of the store",
 }
-"""What a request does, by the hook's name, where the hook's name does not say it in plain words."""
+"""Descriptions of requests, by the name of the hook, for hooks whose names are no plain words."""
 _log = logging.getLogger(__name__)
 
 
