@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import dis
 import sys
 import warnings
 from collections.abc import Callable
 from functools import wraps
-from types import ModuleType
+from types import FrameType, ModuleType
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+
+_WRITTEN = ("IMPORT_FROM", "LOAD_ATTR", "LOAD_METHOD")
 
 
 def former_names(**names: str) -> Callable[[type[T]], type[T]]:
@@ -54,19 +57,25 @@ class _FormerName:
 def warn_of_former_place(module_name: str, *names: str, now: str = "agentrt.engines") -> None:
     """Make a module warn users of the ``names`` that the names have moved to the module ``now``.
 
-    The names still work. agentrt's own modules get no warning, and neither does the standard
-    library, which looks names up to pickle or inspect a value.
+    The names still work. agentrt's own modules get no warning. Neither does ``getattr``, by which
+    libraries look a name up to pickle or inspect a value.
     """
 
     class FormerPlace(ModuleType):
         def __getattribute__(self, name: str) -> Any:
             if name in names:
-                caller = sys._getframe(1).f_globals.get("__name__", "").partition(".")[0]
-                if caller != "agentrt" and caller not in sys.stdlib_module_names:
+                caller = sys._getframe(1)
+                package = caller.f_globals.get("__name__", "").partition(".")[0]
+                if package != "agentrt" and _is_written(caller):
                     _warn(f"{module_name}.{name}", f"{now}.{name}", level=3)
             return super().__getattribute__(name)
 
     sys.modules[module_name].__class__ = FormerPlace
+
+
+def _is_written(caller: FrameType) -> bool:
+    """Whether the caller's source code has the name, in an import or after a dot."""
+    return dis.opname[caller.f_code.co_code[caller.f_lasti]] in _WRITTEN
 
 
 def show_warnings() -> None:

@@ -91,6 +91,8 @@ def test_copies_and_pickles_of_options_have_no_warning() -> None:
         warnings.simplefilter("error")
         assert copy.deepcopy(options) == options
         assert pickle._loads(pickle._dumps(options)) == options  # type: ignore[attr-defined]
+        names = {"__name__": "a_library", "pickle": pickle, "options": options}
+        assert eval("pickle.loads(pickle.dumps(options))", names) == options
 
 
 def test_other_names_of_the_modules_have_no_warning() -> None:
