@@ -1,15 +1,18 @@
-"""No engine is left behind if its start is given up."""
+"""How vLLM's engine is loaded: with the sizes of ``vllm serve``, and none is left behind."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from agentrt.engines import EngineOptions, VLLMEngine
+from agentrt.errors import EngineStartError
 from agentrt.executors.vllm import lifetime
+from tests.doubles.tinymodel import tiny_model
 
 
 class Slow(VLLMEngine):
@@ -42,3 +45,37 @@ async def test_an_engine_that_comes_too_late_is_ended(monkeypatch: pytest.Monkey
     slow.may_end.set()
     async with asyncio.timeout(60):
         assert await ended.get() == "engine"
+
+
+class Refused(Exception):
+    """An engine must not start here, since its configuration is looked at only."""
+
+
+def test_the_default_sizes_are_those_of_vllm_serve(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """vLLM chooses the tokens of a step and the batch slots by GPU and by who starts the engine."""
+    import torch
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.usage.usage_lib import UsageContext
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    configs: list[Any] = []
+
+    def look(config: Any, *, usage_context: Any, **_: Any) -> Any:
+        configs.append((config, usage_context))
+        raise Refused
+
+    tokens = {UsageContext.LLM_CLASS: 512, UsageContext.OPENAI_API_SERVER: 256}
+    slots = {UsageContext.LLM_CLASS: 32, UsageContext.OPENAI_API_SERVER: 64}
+    monkeypatch.setattr(AsyncEngineArgs, "get_batch_defaults", lambda *_: (tokens, slots))
+    monkeypatch.setattr(AsyncLLM, "from_vllm_config", look)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    model = str(tiny_model(tmp_path))
+    with pytest.raises(EngineStartError):
+        VLLMEngine(EngineOptions(model))._load()
+    ours, context = configs[0]
+    theirs = AsyncEngineArgs(model=model).create_engine_config(UsageContext.OPENAI_API_SERVER)
+    assert context == UsageContext.OPENAI_API_SERVER
+    for config in (ours.scheduler_config, theirs.scheduler_config):
+        assert (config.max_num_batched_tokens, config.max_num_seqs) == (256, 64)
