@@ -55,7 +55,7 @@ BENCHMARKS = {
     ),
     "gpu": (
         "benchmarks.gpu.command:gpu",
-        "Stock vLLM, its offload, a rival and agentrt's defaults on one GPU, in limited time.",
+        "Stock vLLM, agentrt's defaults, their offload and a rival on one GPU, in limited time.",
     ),
     "interrupts": (
         "benchmarks.interrupts.command:interrupts",

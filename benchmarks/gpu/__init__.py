@@ -1,1 +1,3 @@
-"""A comparison on one GPU: stock vLLM, vLLM's offload, ThunderAgent's rule, agentrt's defaults."""
+"""A comparison on one GPU: stock vLLM and agentrt's defaults, both also with vLLM's offload, and
+ThunderAgent's rule.
+"""

@@ -1,5 +1,5 @@
-"""``benchmarks gpu``: compares stock vLLM, vLLM's offload, a rival's rule and agentrt's defaults
-on one GPU.
+"""``benchmarks gpu``: compares stock vLLM and agentrt's defaults on one GPU, without and with
+vLLM's offload, and a rival's rule.
 
 The benchmark is made for a machine without a network that is available only for some minutes. The
 weights are made up, in the shape of Llama 3.1 8B; prompts are token ids. The step times are
@@ -46,11 +46,19 @@ from agentrt.lab.engine.engines import LabEngine, engine_options, started
 from agentrt.lab.engine.hardware import hardware, processor
 from agentrt.lab.engine.step_time import StepTimeModel
 from agentrt.lab.engine.virtual import VirtualOptions
+from agentrt.lab.outcome import RunOutcome
 from agentrt.lab.reports.standard import GoodputLimits, standard
-from agentrt.lab.runs.contenders import AMPLE, STOCK, Contender, contender
+from agentrt.lab.runs.contenders import OFFLOADED, Contender, contender
 from agentrt.lab.runs.machine import vllm_version
 from benchmarks.gpu.plan import SIZES, Budget, Size, engine_of, in_order
-from benchmarks.gpu.report import OFFLOAD, Cell, Done, Report
+from benchmarks.gpu.predict import (
+    Prediction,
+    Predictor,
+    predictions_of,
+    predictor,
+    virtual_options,
+)
+from benchmarks.gpu.report import OFFLOADS, Cell, Done, Report
 from benchmarks.harness import FlagsCommand, run_shown
 
 _FOLDER = click.Path(file_okay=False, path_type=Path)
@@ -67,6 +75,7 @@ Examples:
   python -m benchmarks gpu --minutes 25 --out results
   python -m benchmarks gpu --minutes 10 --out results --seeds 1 -- --enforce-eager
   python -m benchmarks gpu --minutes 3 --model-shape tiny --out /tmp/try    # all of it, on a CPU
+  python -m benchmarks gpu --predict results -- --max-num-batched-tokens 8192
 
 \b
 DIR gets tables.md, jobs.svg (with matplotlib), about.json (versions, hardware, options, step times)
@@ -78,7 +87,7 @@ Arguments after -- go to vLLM. Exit codes: 0; 1 an engine failed; 2 bad usage; 1
 
 @click.command(cls=FlagsCommand, epilog=EPILOG)
 @text_option("--minutes", "N", "Minutes for the whole run.", type=_MINUTES, default=25.0)
-@click.option("--out", type=_FOLDER, required=True, metavar="DIR", help="Folder for all results.")
+@click.option("--out", type=_FOLDER, metavar="DIR", help="Folder for all results.")
 @text_option(
     "--model-shape",
     "NAME",
@@ -107,14 +116,29 @@ Arguments after -- go to vLLM. Exit codes: 0; 1 an engine failed; 2 bad usage; 1
     metavar="FILE",
     help="File with step times, instead of measuring them.",
 )
+@click.option(
+    "--predict",
+    type=_FOLDER,
+    metavar="DIR",
+    help="Run nothing: predict all cells of the earlier run in DIR with the step times that were "
+    "measured there, and print them beside its measurements. Needs no GPU.",
+)
 def gpu(engine_flags: Sequence[str], **options: Any) -> None:
-    """Measure stock vLLM, vLLM's CPU offload, ThunderAgent's rule and agentrt's defaults on one
-    GPU.
+    """Measure stock vLLM, agentrt's defaults, both with vLLM's offload to host memory, and
+    ThunderAgent's rule on one GPU.
 
     100 coding agents with SWE-smith's sizes, but with at most six turns each and twice the tokens,
     arrive at 6 per second; first with 28,625 KV blocks of 16 tokens, and then with all KV blocks of
     the GPU. Each run is predicted in virtual time with the step times measured here.
     """
+    folder = options.pop("predict")
+    if folder is not None:
+        silence_vllm()
+        limits = GoodputLimits.parse(options["goodput"])
+        click.echo(predictions_of(folder, limits, engine_flags))
+        return
+    if options["out"] is None:
+        raise click.UsageError("name a folder for the results, as in --out results")
     bench = _bench(options, engine_flags)
     # A last resort: the cells are planned to fit, and each engine has a time limit.
     latest_s = 60 * options["minutes"] - STOP_WITHIN_S
@@ -122,7 +146,8 @@ def gpu(engine_flags: Sequence[str], **options: Any) -> None:
     ends.daemon = True
     ends.start()
     try:
-        run_shown(bench.run(), bench.tell)
+        with predictor() as bench.predictor:
+            run_shown(bench.run(), bench.tell)
     finally:
         ends.cancel()
     if bench.failed:
@@ -182,6 +207,7 @@ class GpuBench:
     open: Open
     times: StepTimeModel | None
     options: dict[str, Any]
+    predictor: Predictor = field(default_factory=Predictor)
     failed: list[str] = field(default_factory=list)
 
     async def run(self) -> None:
@@ -189,7 +215,7 @@ class GpuBench:
         groups = in_order(self.seeds)
         for at, group in enumerate(groups):
             later = [cell for others in groups[at + 1 :] for cell in others]
-            if group[0].contender == OFFLOAD and not has_gpus():
+            if group[0].contender in OFFLOADS and not has_gpus():
                 self._leave(group, _CPU)
             elif not self.budget.fitting([*group, *later]) & {*group}:
                 self._leave(group, _NO_TIME)
@@ -200,9 +226,9 @@ class GpuBench:
         """Run the cells that share an engine."""
         began, (memory, kind) = time.monotonic(), engine_of(group[0])
         flags = self.size.flags(memory)
-        flags += ["--kv-offloading-size", str(_host_gib())] if kind == OFFLOAD else []
+        flags += ["--kv-offloading-size", str(_host_gib())] if kind in OFFLOADS else []
         base = replace(self.base, flags=(*flags, *self.base.flags))
-        engine = engine_for(_contender(kind), base)
+        engine = engine_for(_real(kind), base)
         note(f"loading an engine: {memory}, {kind}")
         try:
             async with asyncio.timeout(self.budget.left_s), self.open(engine):
@@ -220,18 +246,18 @@ class GpuBench:
             self._leave(group, f"the engine failed: {error}")
 
     async def _cells(self, engine: LabEngine, group: Sequence[Cell], later: Sequence[Cell]) -> None:
-        await warm_up(engine, _contender(group[0].contender), self.size.programs(self.seeds[0]))
-        options, key = _virtual(engine), engine_of(group[0])
+        options, key = virtual_options(engine.sizes()), engine_of(group[0])
+        await warm_up(engine, _real(group[0].contender), self.size.programs(self.seeds[0]))
+        # Nothing is predicted while a cell runs, which may need all cores.
+        sized = [cell for cell in (*group, *later) if cell.memory == group[0].memory]
+        virtuals = await self._predicted(sized, options)
         for at, cell in enumerate(group):
-            contender, programs = _contender(cell.contender), self.size.programs(cell.seed)
-            assert self.times is not None
-            virtual = contender.run(programs, options, self.times)
-            predicted_s = virtual.summary().makespan_s
-            self.budget.predicted_s[cell.memory, cell.contender] = predicted_s
-            left_s = self.budget.left_s
+            contender, programs = _real(cell.contender), self.size.programs(cell.seed)
+            virtual, left_s = virtuals[cell], self.budget.left_s
             if cell not in self.budget.fitting([*group[at:], *later], key):
                 self.report.leave(cell, _NO_TIME)
                 continue
+            predicted_s = virtual.summary().makespan_s
             note(f"{cell}: predicted {predicted_s:.0f} s, {left_s:.0f} s left")
             gate, began = contender.make_gate(options), time.monotonic()
             ran = await serve(engine, contender, programs, run=f"/{cell}", gate=gate)
@@ -239,6 +265,20 @@ class GpuBench:
             ran = ran.with_ideals(virtual)
             real, predicted = (standard(run.outcomes, self.limits) for run in (ran, virtual))
             self.report.add(Done(cell, options.kv_blocks, real, predicted), ran)
+
+    async def _predicted(
+        self, cells: Sequence[Cell], options: VirtualOptions
+    ) -> dict[Cell, RunOutcome]:
+        """Predict the cells, which have engines with the sizes of ``options``."""
+        assert self.times is not None
+        wanted = [
+            Prediction(cell.contender, cell.seed, self.size, options, self.times) for cell in cells
+        ]
+        virtuals = dict(zip(cells, await self.predictor.make(wanted), strict=True))
+        for cell in sorted(cells, key=lambda cell: -cell.seed):  # the first seed is the last
+            seconds = virtuals[cell].summary().makespan_s
+            self.budget.predicted_s[cell.memory, cell.contender] = seconds
+        return virtuals
 
     def _leave(self, cells: Sequence[Cell], why: str) -> None:
         """Record ``why`` these cells are not run. Cells that have a result or a reason already do
@@ -282,17 +322,9 @@ class GpuBench:
             note(f"no drawing: {error}")
 
 
-def _contender(name: str) -> Contender:
-    """Return the contender of a name. In virtual time, an offload is a much larger KV cache at no
-    cost, because the size of a token in bytes is not known before the real engine has started.
-    """
-    return contender(f"{STOCK}+{AMPLE}" if name == OFFLOAD else name)
-
-
-def _virtual(engine: LabEngine) -> VirtualOptions:
-    """Return the options of a virtual engine that has the sizes of ``engine``."""
-    sizes = dict(engine.sizes())
-    return VirtualOptions(in_flight=2 if sizes.pop("async_scheduling", False) else 1, **sizes)
+def _real(name: str) -> Contender:
+    """Return the contender of a name on an engine, whose flags turn vLLM's offload on."""
+    return contender(name.removesuffix(f"+{OFFLOADED}"))
 
 
 def _host_gib() -> int:

@@ -13,12 +13,14 @@ from agentrt.lab.runs.contenders import DEFAULT, STOCK
 from agentrt.lab.runs.grid import turns
 from agentrt.lab.workloads.replay import Scales, rescaled
 from agentrt.lab.workloads.shape import Cut, ProgramShape
-from benchmarks.gpu.report import CAPPED, OFFLOAD, UNCAPPED, Cell
+from benchmarks.gpu.report import CAPPED, OFFLOADS, UNCAPPED, Cell
 from benchmarks.rivals import THUNDER
 from benchmarks.workloads.agents import LONGEST, swe_smith
 
-ENGINES: Sequence[Sequence[str]] = ((STOCK, THUNDER), (DEFAULT,), (OFFLOAD,))
+ENGINES: Sequence[Sequence[str]] = ((STOCK, THUNDER), (DEFAULT,), *((name,) for name in OFFLOADS))
 """For each engine, the contenders that share it. The first engine is the engine of the baseline."""
+_PRIORITY = (STOCK, DEFAULT, *OFFLOADS, THUNDER)
+"""The contenders in the order in which they get the time."""
 _LOAD_S = 60.0
 """Assumed seconds for starting an engine, before an engine was started here."""
 _SLACK = 1.2
@@ -125,15 +127,18 @@ class Budget:
         """Return the cells that fit, including the starts of their engines. The engine ``opened``
         is already started.
 
-        Cells with little memory have priority over cells with all memory, and lower seeds have
-        priority over higher seeds.
+        Cells with little memory have priority over cells with all memory, lower seeds over higher
+        seeds, and then contenders in the order of `_PRIORITY`.
         """
         cells, used, seconds = set[Cell](), {opened}, self.left_s
-        order = {CAPPED: 0, UNCAPPED: 1}
-        for cell in sorted(left, key=lambda cell: (order[cell.memory], cell.seed)):
+        for cell in sorted(left, key=_rank):
             needs_s = self.takes_s(cell) + (0 if engine_of(cell) in used else self.load_s)
             if needs_s <= seconds:
                 seconds -= needs_s
                 cells.add(cell)
                 used.add(engine_of(cell))
         return cells
+
+
+def _rank(cell: Cell) -> tuple[bool, int, int]:
+    return cell.memory != CAPPED, cell.seed, _PRIORITY.index(cell.contender)

@@ -14,12 +14,12 @@ from agentrt.errors import ConfigError
 from agentrt.lab.outcome import RunOutcome
 from agentrt.lab.reports.standard import Metrics, short_table
 from agentrt.lab.reports.tables import Spread, digits, markdown
-from agentrt.lab.runs.contenders import STOCK
+from agentrt.lab.runs.contenders import DEFAULT, OFFLOADED, STOCK
 from benchmarks.memory.report import HITS
 
 CAPPED, UNCAPPED = "capped", "uncapped"
-OFFLOAD = f"{STOCK}+offload"
-_COMPARED = {"mean_jct_s": "JCT mean", "p99_jct_s": "JCT P99", "median_ttft_ms": "TTFT P50"}
+OFFLOADS = tuple(f"{name}+{OFFLOADED}" for name in (STOCK, DEFAULT))
+COMPARED = {"mean_jct_s": "JCT mean", "p99_jct_s": "JCT P99", "median_ttft_ms": "TTFT P50"}
 _SIDES = "real", "virtual"
 
 
@@ -171,12 +171,12 @@ def _predicted(done: Sequence[Done]) -> str:
         cells = [
             " / ".join(digits(median(getattr(d, side)[figure] for d in runs)) for side in _SIDES)
             + f" ({median(d.off(figure) for d in runs):+.0%})"
-            for figure in _COMPARED
+            for figure in COMPARED
         ]
         hits = [f"{median(getattr(d, side)[HITS] for d in runs):.0%}" for side in _SIDES]
         over = [_over_stock(runs, by.get(STOCK, ()), side) for side in _SIDES]
         rows.append([name, *cells, " / ".join(hits), " and ".join(over)])
-    heads = [f"{head}: measured / predicted" for head in _COMPARED.values()]
+    heads = [f"{head}: measured / predicted" for head in COMPARED.values()]
     return markdown(["contender", *heads, "hits", "JCT mean / stock"], rows)
 
 

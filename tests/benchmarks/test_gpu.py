@@ -11,6 +11,7 @@ import os
 import signal
 from collections.abc import Sequence
 from contextlib import nullcontext
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +20,14 @@ import pytest
 from agentrt.errors import EngineDiedError
 from agentrt.lab.engine.step_time import StepTimeModel
 from agentrt.lab.outcome import RunOutcome
+from agentrt.lab.reports.standard import GoodputLimits, standard
 from agentrt.lab.runs.contenders import Contender
 from agentrt.lab.workloads.shape import ProgramShape
 from benchmarks.__main__ import call
 from benchmarks.gpu import command as gpu
 from benchmarks.gpu.plan import ENGINES, SIZES, Budget, engine_of, in_order
-from benchmarks.gpu.report import CAPPED, OFFLOAD, UNCAPPED, Cell
+from benchmarks.gpu.predict import Prediction, predictor, virtual_options
+from benchmarks.gpu.report import CAPPED, OFFLOADS, UNCAPPED, Cell
 
 TIMES = StepTimeModel(2e-3, 1e-5, 1e-5, 0.0)
 
@@ -46,21 +49,32 @@ def names(found: set[Cell]) -> set[tuple[str, int]]:
 
 
 def test_the_first_seed_over_little_memory_comes_first() -> None:
-    """Four cells of 15 s and three engines of 60 s; then the other seed, then all memory."""
+    """Five cells of 15 s and four engines of 60 s; then the other seed, then all memory."""
     for left_s, expected in (
-        (241.0, {(CAPPED, 0)}),
-        (301.0, {(CAPPED, 0), (CAPPED, 1)}),
-        (541.0, {(CAPPED, 0), (CAPPED, 1), (UNCAPPED, 0)}),
+        (316.0, {(CAPPED, 0)}),
+        (391.0, {(CAPPED, 0), (CAPPED, 1)}),
+        (706.0, {(CAPPED, 0), (CAPPED, 1), (UNCAPPED, 0)}),
         (9000.0, {(CAPPED, 0), (CAPPED, 1), (UNCAPPED, 0), (UNCAPPED, 1)}),
     ):
         found = budget(left_s).fitting(CELLS)
         assert names(found) == expected
-        assert len(found) == 4 * len(expected)
+        assert len(found) == 5 * len(expected)
     # Without time for the last engine, those that run have their other seed.
-    short = budget(239.0).fitting(CELLS)
+    short = budget(299.0).fitting(CELLS)
     assert {(one.contender, one.seed) for one in short} == {
-        (who, seed) for who in ("stock", "thunderagent", "default") for seed in (0, 1)
+        *((who, seed) for who in ("stock", "default", OFFLOADS[0]) for seed in (0, 1)),
+        ("thunderagent", 0),
     }
+
+
+def test_the_defaults_come_before_a_rival() -> None:
+    """The rival could share the engine that is started; the defaults need a start and its time."""
+    left = [cell for cell in CELLS if cell != Cell(CAPPED, "stock", 0)]
+    for left_s, expected in ((76.0, {"default"}), (91.0, {"default", "thunderagent"})):
+        found = budget(left_s).fitting(left, (CAPPED, "stock"))
+        assert {(cell.contender, cell.seed) for cell in found if cell.seed == 0} == {
+            (name, 0) for name in expected
+        }
 
 
 def test_each_cell_knows_what_is_left() -> None:
@@ -79,8 +93,8 @@ def test_each_cell_knows_what_is_left() -> None:
 def test_engines_are_opened_once_and_who_shares_one_alternates() -> None:
     groups = in_order([0, 1])
     assert [engine_of(group[0]) for group in groups] == [
-        *((CAPPED, name) for name in ("stock", "default", OFFLOAD)),
-        *((UNCAPPED, name) for name in (OFFLOAD, "default", "stock")),
+        *((CAPPED, name) for name in ("stock", "default", *OFFLOADS)),
+        *((UNCAPPED, name) for name in (*OFFLOADS[::-1], "default", "stock")),
     ]
     shared = [(cell.contender, cell.seed) for cell in groups[0]]
     assert shared == [("stock", 0), ("thunderagent", 0), ("thunderagent", 1), ("stock", 1)]
@@ -94,6 +108,56 @@ def test_the_published_jobs_are_whole() -> None:
     some = size.programs(0)
     assert max(len(one.calls) for one in some) == 6
     assert max(one.calls[-1].prompt_tokens for one in some) < size.longest
+
+
+# -- the predictions -----------------------------------------------------------------------
+
+
+@pytest.mark.engine
+async def test_each_run_is_predicted_once_and_alike_in_every_process() -> None:
+    size = replace(SIZES["tiny"], jobs=2)
+    wanted = [
+        Prediction(name, 0, size, virtual_options(Engine().sizes()), TIMES)
+        for name in ("stock", "default", "stock")
+    ]
+    with predictor(1) as here, predictor(4) as elsewhere:
+        made = await here.make(wanted)
+        assert made[0] is made[2]
+        assert (await here.make(wanted))[1] is made[1]
+        assert await elsewhere.make(wanted) == made
+
+
+def cells_of(row: str) -> list[str]:
+    return [cell.strip() for cell in row.strip("|").split("|")][1:]
+
+
+def test_an_earlier_run_is_predicted_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its records have one cell of stock. Without a run there is nothing to predict."""
+    size = replace(SIZES["tiny"], jobs=2)
+    engine = Engine().sizes()
+    about = {"options": {"seed": 0}, "jobs": asdict(size), "step_time": asdict(TIMES)}
+    (tmp_path / "about.json").write_text(json.dumps(about | {"engine": engine}))
+    assert call(["gpu", "--predict", str(tmp_path)]) == 2
+    assert "has no finished run of benchmarks gpu" in capsys.readouterr().err
+    ran = Prediction("stock", 0, size, virtual_options(engine), TIMES).run()
+    real = standard(ran.outcomes, GoodputLimits.parse([]))
+    record = {"cell": asdict(Cell(CAPPED, "stock", 0)), "blocks": 64, "real": real}
+    (tmp_path / "records.jsonl").write_text(json.dumps(record) + "\n")
+    assert call(["gpu", "--predict", str(tmp_path)]) == 0
+    rows = capsys.readouterr().out.splitlines()
+    stock, other = (
+        next(row for row in rows if f"| {name} " in row) for name in ("stock", "default")
+    )
+    mean, *_, ratio = (cell.split(" / ") for cell in cells_of(stock))
+    assert mean[0] == mean[1]
+    assert ratio == ["1.00", "1.00"]
+    assert all(cell.startswith("- / ") for cell in cells_of(other))
+    assert call(["gpu", "--predict", str(tmp_path), "--", "--max-num-batched-tokens", "32"]) == 0
+    assert next(row for row in capsys.readouterr().out.splitlines() if "| stock " in row) != stock
+    assert call(["gpu", "--predict", str(tmp_path), "--", "--seed", "1"]) == 2
+    assert "--seed changes no prediction" in capsys.readouterr().err
 
 
 # -- its ends ------------------------------------------------------------------------------
@@ -127,7 +191,7 @@ class Stand:
         if len(self.served) == self.last:
             await self.end()
         self.served.append(more["run"].removeprefix("/"))
-        return one.run(programs, gpu._virtual(engine), TIMES)
+        return one.run(programs, virtual_options(engine.sizes()), TIMES)
 
     async def end(self) -> None:
         raise EngineDiedError("it is dead")

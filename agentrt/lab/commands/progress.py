@@ -153,7 +153,7 @@ def run_all(specs: Sequence[Spec], jobs: int, do: Callable[[Spec], Result]) -> G
     if jobs <= 1:
         yield from map(do, specs)
         return
-    with _pool(jobs) as pool:
+    with process_pool(jobs) as pool:
         with interrupts_blocked():  # the first submitted tasks start the processes
             pending = [pool.submit(do, spec) for spec in specs]
         for future in as_completed(pending):
@@ -161,7 +161,11 @@ def run_all(specs: Sequence[Spec], jobs: int, do: Callable[[Spec], Result]) -> G
 
 
 @contextmanager
-def _pool(jobs: int) -> Iterator[ProcessPoolExecutor]:
+def process_pool(jobs: int) -> Iterator[ProcessPoolExecutor]:
+    """Return a pool of ``jobs`` processes, which end with the ``with`` block or with this process.
+
+    Raises `EngineError` in the block if a process dies unexpectedly.
+    """
     # Do not use fork, because this process has threads.
     context = multiprocessing.get_context("spawn")
     # The processes end when this pipe is closed, by this code or because this process was killed.
