@@ -40,6 +40,7 @@ from agentrt.scheduler.policies.base import Policy
 from agentrt.scheduler.promotion import Promoter
 from agentrt.scheduler.queues import CallQueue
 from agentrt.scheduler.records import (
+    DEFERRED,
     ENDED,
     LOADING,
     RUNNING,
@@ -317,10 +318,17 @@ class SchedulerCore:
             self.queue.refresh(_REFRESHED, lambda call: self.policy.priority(call, now))
 
     def promote(self, now: float) -> list[QueuedCall]:
-        """Promote the calls that the policy's rule against starvation selects, and return them."""
+        """Promote the calls that the policy's rule against starvation selects, and return them. A
+        selected call that is deferred is not promoted, since it cannot start (`CallQueue.starves`).
+        """
         promoted: list[QueuedCall] = []
         while (call := self.promoter.promote(now)) is not None:
             call.promoted = True
+            if call.state is DEFERRED:
+                self.promoter.left(call)
+                call.promoted = False
+                self.queue.starves(call)
+                continue
             call.promotions += 1
             self.queue.set_priority(call, self.promoter.priority)
             promoted.append(call)
@@ -417,9 +425,9 @@ class SchedulerCore:
 
     # -- the queue -------------------------------------------------------------------------
 
-    def put_back(self, call: QueuedCall, now: float) -> None:
+    def put_back(self, call: QueuedCall, now: float, *, deferred: bool = False) -> None:
         """Put a call that was taken but could not start back into the queue, and mark it as
-        ``stuck``.
+        ``stuck``. A ``deferred`` call waits until `Engine.may_be_offered`.
 
         No call is preempted for a stuck call. A stuck call does not count as a call that could
         start when programs are admitted. It loses its promotion, so that another call can be
@@ -430,7 +438,11 @@ class SchedulerCore:
             self.promoter.left(call)
             call.promoted = False
             self.queue.set_priority(call, self.policy.priority(call, now))
-        self.queue.put(call)
+            if deferred:
+                self.queue.starves(call)
+        self.queue.put(call, deferred=deferred)
+        if deferred:
+            self.promoter.waits(call)
 
     def in_order(self) -> list[QueuedCall]:
         """Return all waiting calls, the highest priority first. O(n log n), for displays and tests

@@ -35,6 +35,7 @@ class CallQueue:
         self._refreshes = 0
         """The number of outdated priorities that may still be computed now."""
         self._deferred: dict[QueuedCall, None] = {}
+        self._starving: QueuedCall | None = None
         self._queued = self._stuck = 0
         self._seqs = count(1)
 
@@ -46,6 +47,19 @@ class CallQueue:
     def startable(self) -> int:
         """The number of calls that wait for a slot and are not known to be unable to start."""
         return len(self._waiting) - self._stuck
+
+    @property
+    def starving(self) -> QueuedCall | None:
+        """A call that would be promoted if its LoRA adapter fitted, until it starts; None if there
+        is none.
+        """
+        if self._starving is not None and not self._starving.queued:
+            self._starving = None
+        return self._starving
+
+    def starves(self, call: QueuedCall) -> None:
+        """Make ``call`` the `starving` call, unless there is one."""
+        self._starving = self.starving or call
 
     def head(self) -> QueuedCall | None:
         """Return the call that should run next, or None."""
@@ -158,12 +172,23 @@ class CallQueue:
     def release(self, ready: Callable[[QueuedCall], bool]) -> list[QueuedCall]:
         """Put the deferred calls for which ``ready`` is true into the queue by their priority, and
         return these calls.
+
+        A call that waited for its LoRA adapter was admitted before, and is not asked to wait for
+        admission again: meanwhile, calls with other adapters could take the adapter's place.
         """
         released = [call for call in self._deferred if ready(call)]
         for call in released:
-            blocked = call.blocked
+            blocked, stuck = call.blocked, call.stuck
             self.discard(call)
-            if blocked and self._admission is not None:
-                self._admission.unblocked(call)
-            self.put(call)
+            call.stuck = False
+            if self._admission is not None:
+                if blocked:
+                    self._admission.unblocked(call)
+                if stuck:
+                    self._admission.join(call.program)
+            if stuck:
+                self._queued += 1
+                self.offer(call)
+            else:
+                self.put(call)
         return released

@@ -141,8 +141,8 @@ class CallState(StrEnum):
     NOT_ADMITTED = "not admitted"
     """The call waits for the admission of its program to the KV cache."""
     DEFERRED = "deferred"
-    """The call cannot start yet, because an engine step from before its preemption is in flight, or
-    because its grammar is being compiled.
+    """The call cannot start yet, because an engine step from before its preemption is in flight,
+    because its grammar is being compiled, or because its LoRA adapter does not fit.
     """
     LOADING = "loading"
     """KV cache of the call is being loaded from host memory or another engine, or was loaded, and
@@ -210,7 +210,7 @@ class QueuedCall:
     """Whether the call was promoted, so that it runs before calls that are not promoted."""
     stuck: bool = False
     """Whether the engine's last attempt to start the call failed although a slot was free: the
-    call's LoRA adapter does not fit, or its KV cache is still being transferred.
+    call's LoRA adapter did not fit, or its KV cache is still being transferred.
     """
 
     # -- waiting and running ---------------------------------------------------------------
@@ -290,10 +290,11 @@ class QueuedCall:
 
     @property
     def blocked(self) -> bool:
-        """Whether the call has not started because its grammar is being compiled. A call that is
-        deferred after a preemption can start after a step or two, and does not count as blocked.
+        """Whether the call cannot start because its grammar is being compiled, or because its LoRA
+        adapter does not fit. A call that is deferred only because it was preempted can start after
+        a step or two, and does not count as blocked.
         """
-        return self.state is DEFERRED and not self.preemptions
+        return self.state is DEFERRED and (self.stuck or not self.preemptions)
 
     @property
     def residency_steps(self) -> int:

@@ -56,7 +56,8 @@ class Starvation(Promoter):
             return
         debt = self._debts.setdefault(call, _Debt(call.since))
         debt.since = max(debt.since, call.since)
-        if call.level > 0:  # a call in Q_1 cannot be promoted
+        # A call in Q_1 cannot be promoted, but starves if its LoRA adapter does not fit.
+        if call.level > 0 or call.stuck:
             served_s = call.served_s - debt.promoted_at_s
             born = debt.since - debt.waited_s + self._beta * served_s
             self._watched.setdefault(call.program, PriorityQueue()).put(call, born)

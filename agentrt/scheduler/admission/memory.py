@@ -50,7 +50,7 @@ class WorkingSet(Admission):
     other decisions compare the cost of *holding* a context with the cost of *recomputing* it: the
     number of its tokens times ``token_s``, the cost of a prompt token as measured in this engine. A
     resident without a call that could start is *absent*: for example, it is in a tool, waits for a
-    human, or has ended without a report of its end, or the grammar of its call is being compiled.
+    human, or has ended without a report of its end, or its call is `QueuedCall.blocked`.
     """
 
     name: ClassVar[str] = "memory"
@@ -357,7 +357,7 @@ class WorkingSet(Admission):
         forecast = self._forecasts.get(resident)
         if forecast is None:
             assert resident.cached is not None
-            if resident.queued:  # assume that a grammar takes as long again as it has taken
+            if resident.queued:  # assume that it is blocked for as long again as it has been
                 blocked_s = now - min(call.since or now for call in resident.queued.values())
                 forecast = Forecast(1.0, max(blocked_s, RESOLUTION_S))
             else:

@@ -469,6 +469,72 @@ def test_contexts_that_were_in_an_emptied_cache_take_no_room() -> None:
     assert len(made.scheduler.running) == 4
 
 
+def adapter(number: int) -> LoRARequest:
+    return LoRARequest(f"adapter{number}", number, f"/{number}")
+
+
+def with_adapter(made: HeadlessEngine, name: str, number: int, tokens: list[int], out: int) -> Any:
+    """Submit a call with a LoRA adapter to an engine that takes one adapter at a time."""
+    made.scheduler.lora_config = SimpleNamespace(max_loras=1)
+    request = make_request(
+        name, tokens, BLOCK_SIZE, max_tokens=out, ignore_eos=True, extra_args=program(name)
+    )
+    request.lora_request = adapter(number)
+    made.submit(request)
+    return request
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [DEFAULTS, {"policy": "fcfs", "admission": "memory"}, {"policy": "adaptive"}],
+    ids=["default", "fcfs", "off"],
+)
+def test_programs_whose_adapters_do_not_fit_keep_nobody_out(settings: dict[str, Any]) -> None:
+    """Their prompts would fill the cache. All of them end once the adapter fits."""
+    made = engine(settings, slots=8, blocks=150)
+    with_adapter(made, "long", 1, prompt(9, 30), 500)
+    made.step()
+    for number in range(4):
+        with_adapter(made, f"other{number}", 2, prompt(number, 500), 4)
+        made.step()
+    for number in range(4):
+        made.add(f"plain{number}", prompt(10 + number, 500), 4, program(f"plain{number}", "u"))
+    ended = [name for _ in range(200) for name in made.step().finished]
+    assert sorted(ended) == [f"plain{number}" for number in range(4)]
+    ended = [name for _ in range(1000) for name in made.step().finished]
+    assert sorted(ended) == ["long", *(f"other{number}" for number in range(4))]
+
+
+@pytest.mark.parametrize("settings", [DEFAULTS, {"policy": "adaptive"}, {"policy": "atlas"}])
+def test_a_stream_of_calls_does_not_keep_an_adapter_out(settings: dict[str, Any]) -> None:
+    """At any time four calls with another adapter are there, as under stock, which never ends."""
+    made = engine(settings, slots=8)
+    for number in range(4):
+        with_adapter(made, f"a{number}", 1, prompt(number, 30), 20 + 3 * number)
+    made.step()
+    with_adapter(made, "kept out", 2, prompt(9, 30), 4)
+    after = 0
+    for number in range(4, 400):
+        while len(made.requests) == 5:
+            if "kept out" in made.step().finished:
+                return
+        after += 1
+        with_adapter(made, f"a{number}", 1, prompt(number, 30), 20)
+    raise AssertionError(f"the call waited while {after} others ran")
+
+
+def test_calls_with_an_adapter_that_was_there_before_go_on() -> None:
+    """One of its calls is long. To keep others out would not let the waiting adapter in sooner."""
+    made = engine(DEFAULTS, slots=8)
+    with_adapter(made, "long", 1, prompt(9, 30), 2000)
+    made.step()
+    with_adapter(made, "kept out", 2, prompt(8, 30), 4)
+    for number in range(50):
+        with_adapter(made, f"a{number}", 1, prompt(number, 30), 4)
+        assert f"a{number}" in [name for _ in range(12) for name in made.step().finished]
+    assert "kept out" in made.requests
+
+
 def test_a_promoted_call_that_cannot_start_leaves_its_promotion_to_others() -> None:
     """Its adapter does not fit. The lane has only one place, which the next oldest call gets."""
     made = engine({"policy": "adaptive", "lane": 0.3}, slots=2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -116,15 +117,14 @@ def paused(scheduler: Scheduler) -> bool:
     return bool(scheduler.pause_state != PauseState.UNPAUSED)
 
 
-def adapter_fits(scheduler: Scheduler, request: Request) -> bool:
-    """Return whether a waiting request's LoRA adapter fits next to the adapters of running
-    requests.
-    """
-    config, adapter = scheduler.lora_config, request.lora_request
-    if not config or adapter is None:
-        return True
-    loaded = {other.lora_request.lora_int_id for other in scheduler.running if other.lora_request}
-    return adapter.lora_int_id in loaded or len(loaded) < config.max_loras
+def adapter_of(request: Request) -> int | None:
+    """Return vLLM's number of the request's LoRA adapter; None if it has no adapter."""
+    return request.lora_request.lora_int_id if request.lora_request else None
+
+
+def max_adapters(scheduler: Scheduler) -> float:
+    """Return the maximum number of LoRA adapters in a step."""
+    return scheduler.lora_config.max_loras if scheduler.lora_config else math.inf
 
 
 def started(output: SchedulerOutput) -> Iterable[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import insort
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from typing_extensions import override
@@ -25,11 +25,12 @@ class LevelRequestQueue(RequestQueue):
 
     vLLM uses a queue's truth value to ask whether there is a request to peek at, and its length to
     decide whether the engine is idle. The two differ while calls are deferred or not admitted.
+    ``adapter_fits`` says whether a request's LoRA adapter fits next to those of running requests.
     ``now`` is the time when the step began (seconds, the scheduler's clock).
     """
 
-    def __init__(self, core: SchedulerCore) -> None:
-        self._core, self._queue = core, core.queue
+    def __init__(self, core: SchedulerCore, adapter_fits: Callable[[Request], bool]) -> None:
+        self._core, self._queue, self._adapter_fits = core, core.queue, adapter_fits
         self.now = 0.0
 
     @override
@@ -65,7 +66,7 @@ class LevelRequestQueue(RequestQueue):
         for request in list(requests):
             call = self._core.calls[request.request_id]
             if not call.queued:
-                self._core.put_back(call, self.now)
+                self._core.put_back(call, self.now, deferred=not self._adapter_fits(request))
 
     @override
     def remove_request(self, request: Request) -> None:

@@ -44,7 +44,6 @@ from agentrt.executors.vllm._compat.scheduling import (
     AsyncScheduler,
     RequestQueue,
     SchedulerOutput,
-    adapter_fits,
     begun_waiting,
     draining,
     free_slots,
@@ -57,6 +56,7 @@ from agentrt.executors.vllm._compat.scheduling import (
     started,
 )
 from agentrt.executors.vllm._compat.slots import shorten_allocation
+from agentrt.executors.vllm.engine_core.adapter_places import AdapterPlaces
 from agentrt.executors.vllm.engine_core.block_retention import BlockRetention
 from agentrt.executors.vllm.engine_core.call_notes import CallNotes
 from agentrt.executors.vllm.engine_core.control import answer
@@ -177,7 +177,9 @@ class ProgramScheduler(AsyncScheduler):
         core.listeners = [self.retention, self.notes, self]
         self._moved = []
         levelled = core.policy.levelled or core.admission is not None
-        self.waiting = LevelRequestQueue(core) if levelled else self._stock_waiting
+        self._adapters = AdapterPlaces(self, core)
+        ours = LevelRequestQueue(core, self._adapters.fit)
+        self.waiting = ours if levelled else self._stock_waiting
 
     @property
     def queues(self) -> SchedulerCore:
@@ -224,7 +226,7 @@ class ProgramScheduler(AsyncScheduler):
         # scheduled. A running request may be missing there: if no block can be freed for it until a
         # step in flight has ended, it is left out of this step. With its adapter, the next step
         # would have more adapters than vLLM allows, which ends the engine.
-        return super()._handle_blocked_waiting_request(request) and adapter_fits(self, request)
+        return super()._handle_blocked_waiting_request(request) and self._adapters.fit(request)
 
     @override
     def _build_kv_connector_meta(self, connector: Any, scheduler_output: SchedulerOutput) -> Any:
@@ -250,6 +252,7 @@ class ProgramScheduler(AsyncScheduler):
     def _prepare_step(self, waiting: LevelRequestQueue, now: float) -> None:
         """Sort vLLM's running requests, and apply the core's plan for the next step."""
         waiting.now = now
+        self._adapters.new_step()
         calls = self.core.calls
         if self._moved:
             put_in_order(self.running, self._moved, calls)
@@ -475,7 +478,10 @@ class _EngineView:
         self._scheduler = scheduler
 
     def may_be_offered(self, call: QueuedCall) -> bool:
-        return call.item.num_in_flight_tokens == 0 and not compiles_grammar(call.item)
+        request = call.item
+        if request.num_in_flight_tokens or compiles_grammar(request):
+            return False
+        return not call.stuck or self._scheduler._adapters.fitted(request)
 
     def free_slots(self) -> int:
         return free_slots(self._scheduler)
@@ -487,7 +493,7 @@ class _EngineView:
         return blocks_needed(self._scheduler, call.item, free)
 
     def can_start(self, call: QueuedCall) -> bool:
-        return adapter_fits(self._scheduler, call.item)
+        return self._scheduler._adapters.fit(call.item)
 
     def may_preempt(self, call: QueuedCall) -> bool:
         left = tokens_left(call.item)

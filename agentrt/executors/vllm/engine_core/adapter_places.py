@@ -1,0 +1,60 @@
+"""The places for LoRA adapters in an engine's step: which waiting calls may take one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from agentrt.executors.vllm._compat.requests import Request
+from agentrt.executors.vllm._compat.scheduling import AsyncScheduler, adapter_of, max_adapters
+from agentrt.scheduler.core import SchedulerCore
+
+
+class AdapterPlaces:
+    """The adapters of a scheduler's running requests, and whether further adapters fit.
+
+    While a call starves for its adapter (`CallQueue.starving`), other adapters fit only for calls
+    that have waited for longer. Otherwise a stream of calls with the running adapters would keep
+    the call waiting for ever, as in vLLM's own scheduler. An adapter that has been running since
+    before the starving call came is excepted, since keeping calls from it frees no place sooner.
+    """
+
+    def __init__(self, scheduler: AsyncScheduler, core: SchedulerCore) -> None:
+        self._scheduler, self._core = scheduler, core
+        self._at_begin: Mapping[int, float] | None = None
+
+    def new_step(self) -> None:
+        """Note that a step begins."""
+        self._at_begin = None
+
+    def fit(self, request: Request) -> bool:
+        """Return whether a waiting request's adapter fits next to those of running requests."""
+        return adapter_of(request) is None or self._fits(request, self._running())
+
+    def fitted(self, request: Request) -> bool:
+        """Return whether a waiting request's adapter fitted when the step began. All calls of this
+        method in a step look at the running requests only once.
+        """
+        if self._at_begin is None:
+            self._at_begin = self._running()
+        return self._fits(request, self._at_begin)
+
+    def _running(self) -> Mapping[int, float]:
+        """Return the time since which each adapter has been running."""
+        since: dict[int, float] = {}
+        for request in self._scheduler.running:
+            if (adapter := adapter_of(request)) is not None:
+                began_at = self._core.calls[request.request_id].began_at
+                since[adapter] = min(began_at, since.get(adapter, began_at))
+        return since
+
+    def _fits(self, request: Request, running: Mapping[int, float]) -> bool:
+        adapter = adapter_of(request)
+        if adapter is None:
+            return True
+        if adapter not in running and len(running) >= max_adapters(self._scheduler):
+            return False
+        starving = self._core.queue.starving
+        if starving is None or adapter == adapter_of(starving.item):
+            return True
+        since, came_at = self._core.calls[request.request_id].since or 0.0, starving.since or 0.0
+        return since <= came_at or running.get(adapter, came_at) < came_at
