@@ -14,6 +14,10 @@ from agentrt.scheduler.learned import SCANNED, Kind, Silence
 from agentrt.scheduler.programs import ProgramStats
 
 Key = tuple[int, Any, int]
+MANY_CALLS = 128
+"""A program that has made this many calls may never end, such as a proxy's that gives all its
+clients one program. Rules that would let a program end first do not apply to it.
+"""
 
 
 @dataclass(slots=True, eq=False)
@@ -52,6 +56,8 @@ class EngineProgram(ProgramStats):
     """The number of blocks that the program claims for its context, its calls and future calls."""
     growth: int = 0
     """The part of ``claim`` that is for future calls, in blocks."""
+    ceded: int = 0
+    """Blocks of the program's waiting calls that it does not claim, in favour of other programs."""
     counted: tuple[int, int] = (0, 0)
     """The blocks that `WorkingSet` has added for this program to its sums over all residents: the
     blocks that the program needs now, and the program's growth.
@@ -64,7 +70,7 @@ class EngineProgram(ProgramStats):
         self.cached = None
         self.resident = self.was_resident = self.admitted_by_age = False
         self.tool_wait_until, self.tool_wait_for = None, ""
-        self.context_tokens = self.shared_tokens = self.claim = self.growth = 0
+        self.context_tokens = self.shared_tokens = self.claim = self.growth = self.ceded = 0
         self.counted = (0, 0)
         self.last_turn_at = None
 

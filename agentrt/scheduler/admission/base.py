@@ -24,12 +24,13 @@ class Capacity(NamedTuple):
 
 
 class Admit(NamedTuple):
-    """A decision: ``program`` becomes resident, and the programs ``expelled`` stop being
-    resident.
+    """A decision: ``program`` becomes resident, the programs ``expelled`` stop being resident, and
+    the residents ``ceding`` claim less of the cache.
     """
 
     program: EngineProgram
     expelled: tuple[EngineProgram, ...] = ()
+    ceding: tuple[EngineProgram, ...] = ()
 
 
 class Keep(NamedTuple):

@@ -15,7 +15,7 @@ from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.events import PreemptionReason
 from agentrt.scheduler.learned import RESOLUTION_S, SCANNED, Forecast, Learned
 from agentrt.scheduler.priority_queue import PriorityQueue
-from agentrt.scheduler.records import NOT_ADMITTED, EngineProgram, QueuedCall
+from agentrt.scheduler.records import MANY_CALLS, NOT_ADMITTED, WAITING, EngineProgram, QueuedCall
 from agentrt.scheduler.retention import returns
 
 OLDEST_EVERY = 32
@@ -67,6 +67,8 @@ class WorkingSet(Admission):
         """Blocks that residents with calls that could start claim, without their growth."""
         self._growth = 0
         """Blocks that residents claim for future calls."""
+        self._branching: dict[EngineProgram, None] = {}
+        """Residents with several calls in the engine."""
         self._sharers: dict[tuple[str, str], tuple[int, int]] = {}
         """For each type: the number of residents that share its prefix, and the prefix's blocks."""
         self._held: PriorityQueue[EngineProgram] = PriorityQueue()
@@ -257,6 +259,8 @@ class WorkingSet(Admission):
             return Admit(program)
         if (expelled := self._due_that_make_room(program)) is not None:
             return Admit(program, expelled)
+        if (ceding := self._branching_that_cede(call)) is not None:
+            return Admit(program, ceding=ceding)
         if self._fills_batch(program, running):
             return Admit(program)
         decision = self._use_free_slot(program, now, running)
@@ -291,6 +295,37 @@ class WorkingSet(Admission):
             if claimed + needs <= most:
                 return tuple(leaving)
         return None
+
+    def _branching_that_cede(self, rival: QueuedCall) -> tuple[EngineProgram, ...] | None:
+        """Return which residents cede room for their waiting calls to the program of ``rival``, a
+        call that precedes these; None if it would not fit. If the program has several calls, room
+        for ``rival`` is enough.
+
+        Residents cede room only if one of them has made many calls. Otherwise a program that always
+        has more calls than fit, such as a proxy's that gives all its clients one program, would
+        keep all others out for as long as it lives.
+        """
+        if all(resident.finished_calls < MANY_CALLS for resident in self._branching):
+            return None
+        program = rival.program
+        needs = self._needs(program)
+        if len(program.queued) > 1:
+            needs = min(needs, self._blocks(rival.holds) + 1)
+        short = self.claimed + needs - self.capacity.blocks
+        ceding: list[EngineProgram] = []
+        for resident in self._branching:
+            calls = resident.queued.values()
+            if any(call.state is WAITING and rival.key < call.key for call in calls):
+                ceding.append(resident)
+                short -= resident.claim - self._running_blocks(resident)
+                if short <= 0:
+                    return tuple(ceding)
+        return None
+
+    def _running_blocks(self, program: EngineProgram) -> int:
+        """Return the blocks that a program claims for its running calls."""
+        running = [call.holds for call in program.queued.values() if not call.queued]
+        return min(self._blocks(sum(running)) + len(running), program.claim)
 
     def _fills_batch(self, program: EngineProgram, running: int) -> bool:
         """Return whether a program is admitted even if it does not fit into the cache, because
@@ -484,6 +519,15 @@ class WorkingSet(Admission):
             tokens = max(tokens, sum(call.holds for call in calls))
         without = min(self._blocks(max(tokens, 0)) + len(calls), self.capacity.blocks)
         claim = min(self._blocks(max(tokens + growth, 0)) + len(calls), self.capacity.blocks)
+        if program.ceded:  # take back what others no longer need
+            others = self.claimed - program.claim
+            program.ceded = max(min(program.ceded, others + claim - self.capacity.blocks), 0)
+            claim -= program.ceded
+            without = min(without, claim)
+        if program.resident and len(calls) > 1:
+            self._branching[program] = None
+        else:
+            self._branching.pop(program, None)
         if program.resident:
             self.claimed += claim - program.claim
         if program in self._due:
@@ -509,6 +553,10 @@ class WorkingSet(Admission):
     def _apply(self, decision: Admit) -> None:
         decision.program.admitted_by_age = self._oldest_is_next
         super()._apply(decision)
+        for resident in (*decision.ceding, decision.program) if decision.ceding else ():
+            over = max(self.claimed - self.capacity.blocks, 0)
+            resident.ceded += min(over, resident.claim - self._running_blocks(resident))
+            self._update_claim(resident)
 
     def join(self, program: EngineProgram) -> None:
         if program.resident:
@@ -519,6 +567,8 @@ class WorkingSet(Admission):
         self.claimed += program.claim
         self._share(program, program.shared_tokens)
         self._count(program)
+        if len(program.queued) > 1:
+            self._branching[program] = None
 
     def _share(self, program: EngineProgram, tokens: int) -> None:
         """Count the first ``tokens`` tokens of a resident's context once for all residents of its
@@ -536,7 +586,8 @@ class WorkingSet(Admission):
         if not program.resident:
             return
         super().expel(program)
-        program.was_resident = True
+        self._branching.pop(program, None)
+        program.was_resident, program.ceded = True, 0
         self._count(program)
         self.claimed -= program.claim
         if program.shared_tokens:

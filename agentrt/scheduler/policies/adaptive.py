@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 import sys
 from functools import lru_cache
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.learned import (
@@ -33,7 +33,7 @@ from agentrt.scheduler.learned import (
 from agentrt.scheduler.policies.base import Policy
 from agentrt.scheduler.priority_queue import PriorityQueue
 from agentrt.scheduler.promotion import Priority, Promoter
-from agentrt.scheduler.records import NOT_ADMITTED, EngineProgram, QueuedCall
+from agentrt.scheduler.records import MANY_CALLS, NOT_ADMITTED, EngineProgram, QueuedCall
 
 # The kind of the statistics of all programs, and a level that precedes all other levels.
 _ALL, _FIRST = ("", "", ""), -sys.maxsize
@@ -62,6 +62,8 @@ class Adaptive(Policy):
         each with the attained service at the first such estimate. At the program's end, its true
         remaining service is added to these statistics.
         """
+        self._visible: tuple[Any, float] = None, 0.0
+        """The visible service that was computed last, after what it depends on."""
 
     def promoter(self, slots: int) -> Promoter | None:
         return AgeingShare(self.config, slots) if self.config.lane else None
@@ -124,9 +126,16 @@ class Adaptive(Policy):
         This is the time for the outputs of the calls (`Learned.output_within`) and for the new
         parts of their prompts, minus the service that the calls have had. The result is 0 if the
         engine reports neither limits nor outputs.
+
+        An event ranks several calls of its program, so the last result is kept.
         """
         output_within, costs, kind = self.learned.output_within, self.learned.costs, row.kind
         step_s, token_s = costs.decode_s or RESOLUTION_S, costs.token_s
+        newest = next(reversed(row.queued), None)
+        counts = len(row.queued), newest, self.learned.calls
+        key = row, row.attained_s, counts, step_s, token_s
+        if self._visible[0] == key:
+            return self._visible[1]
         seconds = 0.0
         for call in row.queued.values():
             if outputs := output_within(kind, call.max_tokens):
@@ -134,6 +143,7 @@ class Adaptive(Policy):
                 if (new := call.prompt_tokens - call.known_tokens) > 0:
                     left_s += new * token_s
                 seconds += max(step_s, left_s)
+        self._visible = key, seconds
         return seconds
 
     def _expected_s(
@@ -145,6 +155,9 @@ class Adaptive(Policy):
         at, age = self.learned.service.at, age_bin(row.attained_s)
         tenant, type, visits = row.tenant, row.type, self._visits.setdefault(row, {})
         expected, factor = visible_s, 1.0
+        if expected and row.finished_calls >= MANY_CALLS:
+            # It may never end. Then its visible calls say nothing about what it still needs.
+            expected = max(expected, path_s)
         if (known := at(_ALL, 0)) is not None:
             # The more programs of the type have ended, the less the visible service counts.
             kin = at((tenant, type, ""), 0)

@@ -18,6 +18,7 @@ from agentrt.lab.engine.headless import BLOCK_SIZE, HeadlessEngine, make_request
 from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.core import Preempt
 from agentrt.scheduler.policies import BUILT_IN
+from agentrt.scheduler.records import MANY_CALLS
 from tests.executors.vllm.every_kind import Elsewhere, Grammar, every_kind
 
 DEFAULTS = SchedulerConfig.of_policy().to_dict()
@@ -533,6 +534,67 @@ def test_calls_with_an_adapter_that_was_there_before_go_on() -> None:
         with_adapter(made, f"a{number}", 1, prompt(number, 30), 4)
         assert f"a{number}" in [name for _ in range(12) for name in made.step().finished]
     assert "kept out" in made.requests
+
+
+# -- programs that never end -------------------------------------------------------------
+
+
+class Proxy:
+    """A program that has a number of calls at any time, as if it gave all its clients one id."""
+
+    def __init__(self, made: HeadlessEngine, name: str, calls: int, tokens: int) -> None:
+        self._made, self._name, self._tokens = made, name, tokens
+        self._names: set[str] = set()
+        for _ in range(calls):
+            self._call()
+
+    def _call(self) -> None:
+        name = f"{self._name}.{len(self._names)}"
+        self._names.add(name)
+        tokens = prompt(len(self._names), self._tokens)
+        self._made.add(name, tokens, 30, program(self._name))
+
+    def goes_on(self, ended: str) -> bool:
+        """Make another call if one of this program's has ended. Return whether it has."""
+        if ended in self._names:
+            self._call()
+        return ended in self._names
+
+
+def test_a_program_with_more_calls_than_fit_does_not_keep_others_out_for_ever() -> None:
+    made = engine(DEFAULTS, slots=8, blocks=500)
+    proxy = Proxy(made, "proxy", 20, 1500)
+    for _ in range(100):
+        made.step()
+    made.add("other0", prompt(1, 330), 4, program("other0", "u"))
+    others = before = 0
+    for number in range(4000):
+        for name in made.step().finished:
+            if proxy.goes_on(name):
+                before += others == 0
+            else:
+                others += 1
+                other = f"other{others}"
+                made.add(other, prompt(number, 330), 4, program(other, "u"))
+        if others == 20:
+            break
+    assert others == 20
+    assert before < 2 * MANY_CALLS
+
+
+@pytest.mark.parametrize("settings", [DEFAULTS, {"policy": "adaptive"}])
+def test_two_programs_that_never_end_share_the_engine(settings: dict[str, Any]) -> None:
+    """The first was there before, so that it has fewer calls that have not begun."""
+    made = engine(settings, slots=8)
+    proxies = [Proxy(made, "a", 16, 300)]
+    made.step()
+    proxies.append(Proxy(made, "b", 16, 300))
+    ended = [0, 0]
+    for _ in range(6000):
+        for name in made.step().finished:
+            for number, proxy in enumerate(proxies):
+                ended[number] += proxy.goes_on(name)
+    assert min(ended) > 0.3 * sum(ended)
 
 
 def test_a_promoted_call_that_cannot_start_leaves_its_promotion_to_others() -> None:
