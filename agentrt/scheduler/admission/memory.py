@@ -266,7 +266,8 @@ class WorkingSet(Admission):
         decision = self._use_free_slot(program, now, running)
         if isinstance(decision, Admit) or running:
             return decision
-        return self._wait_for_tool(program, now) or Admit(program)
+        # The program evicts contexts that are no longer held, so that these need no more room.
+        return self._wait_for_tool(program, now) or Admit(program, tuple(self._due))
 
     def _due_that_make_room(self, program: EngineProgram) -> tuple[EngineProgram, ...] | None:
         """Return which residents to expel so that a program fits into the cache. Only absent

@@ -536,6 +536,25 @@ def test_calls_with_an_adapter_that_was_there_before_go_on() -> None:
     assert "kept out" in made.requests
 
 
+def steps_of_short_calls(settings: dict[str, Any]) -> int:
+    """Return the steps for 400 programs of one short call that never say that they end. Sixteen are
+    there at any time, and ten contexts fit into the cache.
+    """
+    made, calls, steps = engine(settings, slots=8, blocks=80), 0, 0
+    while calls < 400:
+        while len(made.requests) < 16:
+            made.add(f"c{calls}", prompt(calls, 120), 1, program(f"c{calls}"))
+            calls += 1
+        made.step()
+        steps += 1
+    return steps
+
+
+def test_contexts_that_are_no_longer_held_do_not_leave_room_in_a_step_unused() -> None:
+    alone = steps_of_short_calls({**DEFAULTS, "admission": "off"})
+    assert steps_of_short_calls(DEFAULTS) < 1.3 * alone
+
+
 # -- programs that never end -------------------------------------------------------------
 
 
