@@ -62,9 +62,6 @@ _SIGNS: dict[str, Callable[[Any, Any], bool]] = {
 }
 
 
-_EQUALITY = ("=", "==", "!=")
-
-
 @dataclass(frozen=True, slots=True)
 class Item:
     """One input of a batch. ``record`` is the whole record that contains the input. ``place`` is

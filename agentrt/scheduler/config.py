@@ -212,7 +212,23 @@ class SchedulerConfig:
         try:
             return cls(**settings)
         except (TypeError, ValueError) as error:
-            raise ConfigError(f"invalid scheduler setting: {error}") from error
+            name = next((n for n, value in settings.items() if not _accepts(cls, n, value)), "")
+            raise ConfigError(
+                f"invalid scheduler setting {name}={settings.get(name)!r}: {error}"
+                if name
+                else f"invalid scheduler setting: {error}"
+            ) from error
+
+
+def _accepts(kind: type[SchedulerConfig], name: str, value: Any) -> bool:
+    """Return whether a setting has a value of a type that can be checked."""
+    try:
+        kind(**{name: value})
+    except ConfigError:
+        return True
+    except (TypeError, ValueError):
+        return False
+    return True
 
 
 BATCH_SCHEDULER = SchedulerConfig("fcfs", retention="cost", admission="memory")

@@ -60,6 +60,7 @@ from benchmarks.gpu.predict import (
 )
 from benchmarks.gpu.report import OFFLOADS, Cell, Done, Report
 from benchmarks.harness import FlagsCommand, run_shown
+from benchmarks.workloads.agents import JOBS
 
 _FOLDER = click.Path(file_okay=False, path_type=Path)
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
@@ -168,6 +169,8 @@ def _bench(options: dict[str, Any], flags: Sequence[str]) -> GpuBench:
     known = {"blocks": options["kv_blocks"], "jobs": options["programs"]}
     size = replace(SIZES[shape], **{name: value for name, value in known.items() if value})
     size = size.whole() if options["whole"] else size
+    if size.jobs > JOBS:
+        raise ConfigError(f"--programs {size.jobs}: there are at most {JOBS} jobs")
     if size.blocks * size.block_size <= size.longest:
         least = size.longest // size.block_size + 2
         raise ConfigError(

@@ -45,10 +45,12 @@ def test_an_unknown_setting_is_refused() -> None:
         ConfigError, match=r"setting 'colour'; available: admission, admission_cap, "
     ):
         SchedulerConfig.from_dict({"colour": 1})
-    with pytest.raises(ConfigError, match=r"scheduler setting: .*int"):
+    with pytest.raises(ConfigError, match=r"scheduler setting quanta=1: .*int"):
         SchedulerConfig.from_dict({"quanta": 1})
-    with pytest.raises(ConfigError, match=r"invalid scheduler setting: .*'soon'"):
+    with pytest.raises(ConfigError, match=r"scheduler setting quanta=\['soon'\]: .*'soon'"):
         SchedulerConfig.from_dict({"quanta": ["soon"]})
+    with pytest.raises(ConfigError, match=r"scheduler setting lane='half': "):
+        SchedulerConfig.from_dict({"policy": "plas", "lane": "half", "beta": 2.0})
     assert SchedulerConfig.from_dict({"policy": "plas"}) == SchedulerConfig(policy="plas")
 
 

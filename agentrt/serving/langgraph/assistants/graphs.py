@@ -116,7 +116,7 @@ class _GraphEmitter(ForwardingEmitter):
         if timeout is not None:
             payload |= deadline_for(timeout, self._clock)
         answer = await self._answer(payload if len(payload) > 1 else text)
-        if answer == EXPIRED:
+        if timeout is not None and answer == EXPIRED:
             raise InterruptExpiredError(f"nobody answered within {timeout:g} s: {text!r}")
         # Without a schema, clients may answer with any JSON.
         return answer if form.schema is None else form.accept(answer)

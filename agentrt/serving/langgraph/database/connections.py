@@ -10,6 +10,7 @@ import contextlib
 import functools
 import json
 import math
+import re
 import sqlite3
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -37,6 +38,7 @@ READS, _WRITES = 4, 8
 """Number of connections for reads, and for writes to PostgreSQL. In SQLite, all these writes share
 one connection (`CommitGroups`).
 """
+_PASSWORD = re.compile(r"([?&](?:ssl)?password=)[^&]*", re.IGNORECASE)
 _FORMS = "use sqlite:FILE or postgresql://USER@HOST/NAME"
 _DEADLINE = "agentrt_deadline"
 _CLOCK = "clock"
@@ -71,7 +73,7 @@ class Address:
     """
 
     file: Path | None
-    url: str
+    url: str = field(repr=False)
     writer: CommitGroups | None = field(default=None, compare=False, repr=False)
     """The connection for writes to our tables and to checkpoints in SQLite; None for PostgreSQL."""
 
@@ -88,12 +90,13 @@ class Address:
         return cls(path, f"sqlite+aiosqlite:///{path}", writer)
 
     def __str__(self) -> str:
-        """Return the value of ``--database`` without the password."""
+        """Return the value of ``--database`` without passwords."""
         if self.file is not None:
             return f"sqlite:{self.file}"
         head, at, tail = self.url.rpartition("@")
         user = head.removeprefix("postgresql://").partition(":")[0]
-        return f"postgresql://{user}{at}{tail}" if at else self.url
+        shown = f"postgresql://{user}{at}{tail}" if at else self.url
+        return _PASSWORD.sub(r"\1...", shown)
 
 
 def engines(address: Address) -> tuple[AsyncEngine, AsyncEngine]:

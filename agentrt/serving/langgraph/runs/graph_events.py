@@ -19,6 +19,7 @@ it rises with time and means the same event after a restart.
 
 from __future__ import annotations
 
+import re
 import time
 import warnings
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
@@ -54,6 +55,7 @@ _CHANNELS = {
     *("values", "updates", "messages", "tools", "lifecycle"),
     *("input", "checkpoints", "tasks", "custom"),
 }
+_ID = re.compile("[0-9a-f]{32}")
 _PER_RUN = 10_000_000
 """The difference between the event numbers of two successive runs of a thread; no run has as many
 events.
@@ -145,9 +147,12 @@ class ProtocolAdapter:
 
 
 def _answered(input: Any) -> list[str]:
-    """Return the ids of the questions that a run's input answers."""
+    """Return the ids of the questions that a run's input answers. As in LangGraph, an object is one
+    answer unless all its keys are ids.
+    """
     answers = input.resume if isinstance(input, Command) else None
-    return [*answers] if isinstance(answers, dict) else []
+    by_id = isinstance(answers, dict) and all(map(_ID.fullmatch, map(str, answers)))
+    return [*answers] if by_id else []
 
 
 def _checkpoint(stored: Mapping[str, Any]) -> dict[str, Any]:

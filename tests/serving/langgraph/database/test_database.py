@@ -43,6 +43,10 @@ def test_an_invalid_database_is_refused(given_: str, message: str) -> None:
 def test_a_password_is_not_shown() -> None:
     assert str(Address.parse("postgres://u:secret@h/d")) == "postgresql://u@h/d"
     assert str(Address.parse("postgresql://h/d")) == "postgresql://h/d"
+    for url in ("postgresql://h/d?password=secret&user=u", "postgresql://u@h/d?sslpassword=secret"):
+        address = Address.parse(url)
+        assert "secret" not in f"{address} {address!r}"
+        assert str(address).startswith(url.partition("secret")[0])
 
 
 async def test_a_file_of_something_else_is_refused(tmp_path: Path) -> None:
