@@ -70,6 +70,12 @@ def test_an_engine_has_at_most_one_connector(capsys: pytest.CaptureFixture[str])
     check(capsys, call(["stress", "--always", "connector,offload"]), "--always", "name one of them")
 
 
+def test_a_partly_filled_block_that_is_copied_again_ends_no_engine() -> None:
+    """A turn of a streaming session ends in a block, and its next turn fills the block."""
+    outcome = run_case(draw_case(991082))
+    assert not outcome.invariant, outcome.report
+
+
 @pytest.mark.parametrize("seed", range(1000, 1060))
 def test_stocks_scheduler_passes_too(seed: int) -> None:
     """So what fails is not vLLM's own, and not a mistake of the stress."""

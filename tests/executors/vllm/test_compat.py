@@ -124,6 +124,8 @@ CALLED = {
         "v1.kv_offload.cpu.policies.factory:CachePolicyFactory.get_cache_policy_cls": (
             "name module_path"
         ),
+        "distributed.kv_transfer.kv_connector.v1.offloading.scheduler:"
+        "OffloadingConnectorScheduler._remove_pending_job": "self job_id block_ids",
     },
     "prefixes": {
         "utils.hashing:get_hash_fn_by_name": "hash_fn_name",

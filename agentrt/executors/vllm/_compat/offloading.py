@@ -25,6 +25,23 @@ def policy_of(scheduler: Scheduler) -> CachePolicy | None:
     return getattr(manager, "_policy", None)
 
 
+def remove_fences_once(scheduler: Scheduler) -> None:
+    """Let vLLM's connector remove the fence of each block of a copy to host memory only once.
+
+    A copy may contain a block twice: when it was partly filled, and when it was full, as after a
+    turn of a streaming session. vLLM would remove the fence twice, and the engine core would die.
+    """
+    connector: Any = getattr(scheduler.connector, "connector_scheduler", None)
+    remove = getattr(connector, "_remove_pending_job", None)
+    if remove is None:
+        return
+
+    def remove_once(job_id: int, block_ids: list[int] | None) -> None:
+        remove(job_id, [*dict.fromkeys(block_ids or ())])
+
+    connector._remove_pending_job = remove_once
+
+
 def without_loading(scheduler: Scheduler, output: SchedulerOutput) -> SchedulerOutput:
     """Return the output of a step. Its list of preempted requests leaves out those that load KV
     cache again.

@@ -23,7 +23,11 @@ from agentrt.executors.vllm._compat.batches import read_together
 from agentrt.executors.vllm._compat.core import install_control
 from agentrt.executors.vllm._compat.cpu_sampling import mend_sampling
 from agentrt.executors.vllm._compat.grammars import compile_aside
-from agentrt.executors.vllm._compat.offloading import separates_salts, without_loading
+from agentrt.executors.vllm._compat.offloading import (
+    remove_fences_once,
+    separates_salts,
+    without_loading,
+)
 from agentrt.executors.vllm._compat.pool import (
     blocks_needed,
     cached_tokens,
@@ -130,6 +134,7 @@ class ProgramScheduler(AsyncScheduler):
         correct_constrained_logprobs(OF_MODEL)  # before the runner for CPUs is changed
         mend_sampling()
         shorten_allocation(self)
+        remove_fences_once(self)
         compute_from(self, COMPUTE_FROM)
         compile_aside(self, lambda request: _identity(request).tenant)
         self.clock: Callable[[], float] = time.monotonic
