@@ -151,8 +151,10 @@ def _answered(input: Any) -> list[str]:
     answer unless all its keys are ids.
     """
     answers = input.resume if isinstance(input, Command) else None
-    by_id = isinstance(answers, dict) and all(map(_ID.fullmatch, map(str, answers)))
-    return [*answers] if by_id else []
+    if not isinstance(answers, dict):
+        return []
+    ids = [str(key) for key in answers]
+    return ids if all(map(_ID.fullmatch, ids)) else []
 
 
 def _checkpoint(stored: Mapping[str, Any]) -> dict[str, Any]:
