@@ -34,7 +34,7 @@ from tests.serving.watchdog import opened_app
 
 MODEL = "scripted"
 SAYS = "one two three"
-WAIT_S = 60.0
+WAIT_S = 240.0
 """What a test waits for is there sooner, or never."""
 
 _SHARED: dict[tuple[str | None, tuple[str, ...], bool], Any] = {}

@@ -98,9 +98,10 @@ async def test_an_ended_run_cancels_its_calls() -> None:
         await is_rid_of(local)
 
 
-async def test_a_call_ends_at_its_programs_deadline() -> None:
+@pytest.mark.parametrize("seconds", ["0.05", "0.000001"], ids=["running", "not begun"])
+async def test_a_call_ends_at_its_programs_deadline(seconds: str) -> None:
     async with open_server(kind=Held) as local:
-        said = {"x-agentrt-deadline": "0.05", "x-agentrt-run": "p"}
+        said = {"x-agentrt-deadline": seconds, "x-agentrt-run": "p"}
         late = await local.client.post(CHAT, json=body(), headers=said)
         assert late.status_code == 408
         assert "passed its deadline" in late.json()["error"]["message"]

@@ -39,11 +39,13 @@ async def submit(
     """
     options = {n: v for n, v in options.items() if v is not None and n not in _NOT_OPTIONS}
     await asyncio.sleep(0)  # so that calls that arrived together begin right after each other
-    if getattr(params, "n", 1) == 1:
-        submitted = caller.chunks(_spec(model, prompt, params, options), stream=_streams(params))
-    else:
-        submitted = _several(caller, model, prompt, params, options)
     try:
+        # This raises if the program has ended, or has passed its deadline, before the call begins.
+        if getattr(params, "n", 1) == 1:
+            spec = _spec(model, prompt, params, options)
+            submitted = caller.chunks(spec, stream=_streams(params))
+        else:
+            submitted = _several(caller, model, prompt, params, options)
         async with contextlib.aclosing(submitted) as chunks:
             async for chunk in chunks:
                 chunk.output.request_id = request_id
