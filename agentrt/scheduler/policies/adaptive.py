@@ -74,7 +74,9 @@ class Adaptive(Policy):
         expected = self.remaining_s(call, visible_s)
         level = math.floor(BINS_PER_DOUBLING * math.log2(expected))
         quantum_s = self.quantum_s(row, expected)
-        unknown = not visible_s and self.learned.service.at(_ALL, 0) is None
+        # Until a program has ended, both of two programs may need as much, whatever they have had.
+        # So the older program goes on before the other begins.
+        unknown = self.learned.service.at(_ALL, 0) is None
         size = 0 if unknown else math.floor(math.log2(row.attained_s + expected))
         return Priority(level, quantum_s, (size, row.started_at))
 
@@ -187,9 +189,12 @@ class Adaptive(Policy):
         service.learn((*row.kind, ""), total)
         for (kind, age), attained in self._visits.pop(row, {}).items():
             service.entry(kind, age).learn(total - attained, well=True)
+        self.program_lost(row)
 
     def program_lost(self, row: EngineProgram) -> None:
         self._visits.pop(row, None)
+        if self._visible[0] is not None and self._visible[0][0] is row:
+            self._visible = None, 0.0
 
 
 @lru_cache(maxsize=1024)
