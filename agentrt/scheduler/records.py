@@ -15,8 +15,8 @@ from agentrt.scheduler.programs import ProgramStats
 
 Key = tuple[int, Any, int]
 MANY_CALLS = 128
-"""A program that has made this many calls may never end, such as a proxy's that gives all its
-clients one program. Rules that would let a program end first do not apply to it.
+"""A program that has made this many calls may never end. An example is a proxy that gives all its
+clients one program id. Such a program does not keep others waiting until it ends.
 """
 
 

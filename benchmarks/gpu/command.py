@@ -68,6 +68,8 @@ _MINUTES = NumberRange(min=0.5)
 _KEPT = 0.04
 """Share of the time that is reserved for the end, in addition to the time for a stop."""
 _OFFLOAD_GIB = 64
+_PATHS = ("out", "step_time")
+"""Options whose values are paths."""
 _NO_TIME, _CUT, _CPU = "no time was left for it", "its time was up", "vLLM offloads only from GPUs"
 _STOPPED = "stopped before its end"
 
@@ -297,7 +299,9 @@ class GpuBench:
         if self.report.head:
             return
         assert self.times is not None
-        about = {**_versions(), "options": self.options, "jobs": asdict(self.size)}
+        # Paths of this machine say nothing elsewhere.
+        options = {name: value for name, value in self.options.items() if name not in _PATHS}
+        about = {**_versions(), "options": options, "jobs": asdict(self.size)}
         about |= {"engine": engine.sizes(), "step_time": asdict(self.times)}
         text = json.dumps(about, indent=2, default=str)
         (self.report.folder / "about.json").write_text(text + "\n", encoding="utf-8")

@@ -58,7 +58,8 @@ def test_the_first_seed_over_little_memory_comes_first() -> None:
     ):
         found = budget(left_s).fitting(CELLS)
         assert names(found) == expected
-        assert len(found) == 5 * len(expected)
+        contenders_each = 5
+        assert len(found) == contenders_each * len(expected)
     # Without time for the last engine, those that run have their other seed.
     short = budget(299.0).fitting(CELLS)
     assert {(one.contender, one.seed) for one in short} == {

@@ -38,5 +38,6 @@ def test_all_tables_of_a_small_run(capsys: pytest.CaptureFixture[str], tmp_path:
     about = json.loads((tmp_path / "out" / "about.json").read_text())
     assert about["step_time"]["samples"] > 20
     assert about["vllm"]
+    assert str(tmp_path) not in json.dumps(about)
     assert call([*asked, "--out", str(tmp_path / "out")]) == 2
     assert "has the records of another run" in capsys.readouterr().err

@@ -298,13 +298,13 @@ class WorkingSet(Admission):
         return None
 
     def _branching_that_cede(self, rival: QueuedCall) -> tuple[EngineProgram, ...] | None:
-        """Return which residents cede room for their waiting calls to the program of ``rival``, a
-        call that precedes these; None if it would not fit. If the program has several calls, room
-        for ``rival`` is enough.
+        """Return the residents that give up room so that the program of the call ``rival`` fits;
+        None if it would not fit. If this program has several calls, room for ``rival`` is enough.
 
-        Residents cede room only if one of them has made many calls. Otherwise a program that always
-        has more calls than fit, such as a proxy's that gives all its clients one program, would
-        keep all others out for as long as it lives.
+        Residents give up the room that they claim for waiting calls, if ``rival`` comes before one
+        of these calls, and only if one of the residents has made `MANY_CALLS` calls. Without this
+        rule, a program that always has more calls than fit would keep all others out for as long as
+        it lives. An example is a proxy that gives all its clients one program id.
         """
         if all(resident.finished_calls < MANY_CALLS for resident in self._branching):
             return None

@@ -74,8 +74,8 @@ class Adaptive(Policy):
         expected = self.remaining_s(call, visible_s)
         level = math.floor(BINS_PER_DOUBLING * math.log2(expected))
         quantum_s = self.quantum_s(row, expected)
-        # Until a program has ended, both of two programs may need as much, whatever they have had.
-        # So the older program goes on before the other begins.
+        # Until a program has ended, nothing says which of two programs of a level ends first. So
+        # the older program goes first.
         unknown = self.learned.service.at(_ALL, 0) is None
         size = 0 if unknown else math.floor(math.log2(row.attained_s + expected))
         return Priority(level, quantum_s, (size, row.started_at))
