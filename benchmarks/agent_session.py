@@ -18,7 +18,7 @@ import click
 
 from agentrt.errors import ConfigError, EngineStartError
 from agentrt.lab.reports.tables import markdown
-from benchmarks.published import ROOT
+from benchmarks.results import ROOT
 
 if TYPE_CHECKING:
     from tests.clients.sessions import CachedCall

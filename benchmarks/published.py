@@ -1,8 +1,7 @@
 """``benchmarks published``: compares the numbers on README.md and other pages with the files of
 results.
 
-The JSON output of a benchmark is kept in ``docs/results/data``, with the commands that printed the
-output, and the commit. On a page, a number stands between two comments, which readers do not see:
+On a page, a number or a table stands between two comments, which readers do not see:
 ``<!--offload-->57 (54-59)<!--/-->``. `VALUES` says which value each name stands for. A number that
 differs from the value in its file is an error, so every such number on a page was printed by a run.
 """
@@ -10,235 +9,21 @@ differs from the value in its file is an error, so every such number on a page w
 from __future__ import annotations
 
 import json
-import os
 import re
-import shlex
-import subprocess
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from statistics import median
-from typing import Any
 
 import click
 
 from agentrt.errors import ConfigError
-from agentrt.lab.commands.options import ManyCommand, many, note
-from agentrt.lab.reports.tables import markdown
-from benchmarks.external import OFFLOAD_128, theirs
+from agentrt.lab.commands.options import ManyCommand, many
+from benchmarks.results import ROOT, SOURCES, VALUES, Data
 
-ROOT = Path(__file__).resolve().parents[1]
 DATA = Path("docs/results/data")
 PAGES = ("README.md", "docs/refute.md", "docs/benchmarks.md", "docs/results/*.md")
 _PLACE = re.compile(r"<!--(?P<name>[\w.-]+)-->(?P<text>.*?)<!--/-->", re.DOTALL)
 _MARK = re.compile(r"<!--(?:/|[\w.-]+)-->")
 _FIRST_ON_LINE = re.compile(r"^ {0,3}<!--[\w.-]+-->(?!\n)", re.MULTILINE)
-_LONGEST_S = 3600
-_SEEDS = range(5000, 5005)
-
-Results = Sequence[Any]
-"""The values that the commands of a source printed, in the order of the commands."""
-Data = Mapping[str, Any]
-"""A file of results: its ``commands``, the ``commit`` that ran them, and their ``results``."""
-
-
-@dataclass(frozen=True, slots=True)
-class Source:
-    """The commands that fill a file of results; the last line of their output is JSON. ``without``
-    names the keys of the JSON that are not written to the file.
-    """
-
-    commands: Sequence[str]
-    without: Sequence[str] = ()
-
-    def run(self) -> dict[str, Any]:
-        """Run the commands, and return the content of the file."""
-        results = [_without(_output(command), self.without) for command in self.commands]
-        return {"commands": list(self.commands), "commit": _commit(), "results": results}
-
-
-_SCHEDULER = (
-    "python -m benchmarks scheduler --cases fcfs,adaptive,adaptive+cost+memory --steps 40 "
-    "--repeat 40 --json"
-)
-_H100 = "python -m benchmarks external --gpu H100 --rate 3 --repeat 5 --seed 5000"
-_ON_H100 = "stock,continuum-preview,stock+ample,continuum,default"
-SOURCES: Mapping[str, Source] = {
-    "h100": Source([f"{_H100} --policy {_ON_H100} --json"], without=["metrics"]),
-    "unlike": Source(
-        [
-            "agentrt compare demos/react.py demos/mcts.py --n 4 --max-num-seqs 4 "
-            f"--seed {seed} --json"
-            for seed in _SEEDS
-        ],
-        without=["stock", "agentrt"],
-    ),
-    "scheduler": Source([_SCHEDULER]),
-    "front": Source(["python -m benchmarks front --repeat 8 --json"]),
-}
-"""Files of results by name."""
-
-
-# -- the meanings of the names on pages --------------------------------------------------
-
-
-def _spread(values: Sequence[float], form: str) -> str:
-    least, most = (format(value, form) for value in (min(values), max(values)))
-    return f"{median(values):{form}} ({least}-{most})"
-
-
-def _simulated(contender: str) -> Callable[[Results], str]:
-    return lambda results: _spread(_cell(results, contender)["predicted"], ".0f")
-
-
-def _measured(contender: str) -> Callable[[Results], str]:
-    return lambda results: f"{_cell(results, contender)['measured']:.0f}"
-
-
-def _cell(results: Results, contender: str) -> Any:
-    [cell] = [cell for cell in results[0]["cells"] if cell["who"] == contender]
-    return cell
-
-
-def _to_stock(when: str) -> Callable[[Results], str]:
-    return lambda results: _spread(_means(results, when), ".2f")
-
-
-def _means(results: Results, when: str) -> list[float]:
-    """Return a value for each seed: the median, over the seed's pairs of runs, of agentrt's mean
-    divided by stock's mean.
-    """
-    return [median(each["mean"][when]) for each in results]
-
-
-def _pairs(results: Results) -> str:
-    """Return the least and the greatest ratio of the first run's mean to stock's, over all pairs of
-    runs.
-    """
-    ratios = [ratio for each in results for ratio in each["mean"]["first"]]
-    return f"{min(ratios):.2f} to {max(ratios):.2f}"
-
-
-def _change(when: str) -> Callable[[Results], str]:
-    """Return the median of the ratios of `_means` over the seeds, in words."""
-    return lambda results: _in_words(median(_means(results, when)))
-
-
-def _changes(when: str) -> Callable[[Results], str]:
-    """Return the least and the greatest of the ratios of `_means` over the seeds, in words."""
-
-    def spread(results: Results) -> str:
-        ratios = _means(results, when)
-        return f"from {_in_words(min(ratios))} to {_in_words(max(ratios))}"
-
-    return spread
-
-
-def _in_words(ratio: float) -> str:
-    percent = round(100 * (ratio - 1))
-    if not percent:
-        return "the same"
-    return f"{abs(percent)}% {'less' if percent < 0 else 'more'}"
-
-
-def _scheduler(case: str, running: int, waiting: int) -> Callable[[Results], str]:
-    def ratio(results: Results) -> str:
-        wanted = {"case": case, "running": running, "waiting": waiting}
-        [row] = [row for row in results[0] if wanted.items() <= row.items()]
-        return f"{row['step_to_stock']:.2f}"
-
-    return ratio
-
-
-def _front(kind: str, figure: str) -> Callable[[Results], str]:
-    def ratio(results: Results) -> str:
-        [row] = [row for row in results[0] if (row["front"], row["asked"]) == ("agentrt", kind)]
-        return f"{row[figure]:.2f}"
-
-    return ratio
-
-
-def _scheduler_table(results: Results) -> str:
-    head = ("running", "waiting", "case", "µs a step", "least", "/ stock in a repeat")
-    rows = [
-        (
-            *(row[name] for name in ("running", "waiting", "case")),
-            f"{row['step_us']:.0f}",
-            f"{row['spread']['step_us'][0]:.0f}",
-            _beside(row, "step_to_stock"),
-            f"{row['functions_to_stock']:.2f}",
-        )
-        for row in results[0]
-        if row["case"] != "stock"
-    ]
-    return _block(markdown((*head, "functions / stock"), rows))
-
-
-def _front_table(results: Results) -> str:
-    head = ("asked for", "functions / stock", "CPU ms a call", "CPU µs a token", "CPU / stock")
-    rows = [
-        (
-            row["asked"],
-            f"{row['called_to_stock']:.3f}",
-            _beside(row, "cpu_ms"),
-            f"{row['cpu_us']:.0f}",
-            _beside(row, "cpu_ms_to_stock"),
-        )
-        for row in results[0]
-        if row["front"] == "agentrt"
-    ]
-    return _block(markdown(head, rows))
-
-
-def _beside(row: Any, name: str) -> str:
-    least, most = row["spread"][name]
-    return f"{row[name]:.2f} ({least:.2f}-{most:.2f})"
-
-
-def _block(table: str) -> str:
-    return f"\n\n{table}\n\n"
-
-
-DEFAULT = "adaptive+cost+memory"
-VALUES: Mapping[str, tuple[str, Callable[[Results], str] | None]] = {
-    "stock-measured": ("h100", _measured("stock")),
-    "continuum-measured": ("h100", _measured("continuum-preview")),
-    # Not simulated: the costs of copies are fitted to this run.
-    "offload-measured": ("h100", lambda results: f"{theirs('H100', 3, OFFLOAD_128):.0f}"),
-    "stock": ("h100", _simulated("stock")),
-    "continuum": ("h100", _simulated("continuum-preview")),
-    "continuum-paper": ("h100", _simulated("continuum")),
-    "offload-free": ("h100", _simulated("stock+ample")),
-    "default": ("h100", _simulated("default")),
-    "unlike-first": ("unlike", _to_stock("first")),
-    "unlike-known": ("unlike", _to_stock("ratios")),
-    "unlike-first-change": ("unlike", _change("first")),
-    "unlike-first-changes": ("unlike", _changes("first")),
-    "unlike-known-change": ("unlike", _change("ratios")),
-    "unlike-known-changes": ("unlike", _changes("ratios")),
-    "unlike-off": ("unlike", lambda results: _spread([each["off"] for each in results], ".0%")),
-    "unlike-first-pairs": ("unlike", _pairs),
-    "scheduler-4-10": ("scheduler", _scheduler(DEFAULT, 4, 10)),
-    "scheduler-4-1000": ("scheduler", _scheduler(DEFAULT, 4, 1000)),
-    "scheduler-64-10": ("scheduler", _scheduler(DEFAULT, 64, 10)),
-    "scheduler-64-1000": ("scheduler", _scheduler(DEFAULT, 64, 1000)),
-    "scheduler-fcfs-64-10": ("scheduler", _scheduler("fcfs", 64, 10)),
-    "scheduler-fcfs-64-1000": ("scheduler", _scheduler("fcfs", 64, 1000)),
-    "scheduler-table": ("scheduler", _scheduler_table),
-    "front-calls": ("front", _front("calls", "cpu_ms_to_stock")),
-    "front-functions": ("front", _front("calls", "called_to_stock")),
-    "front-tokens": ("front", _front("streams", "cpu_ms_to_stock")),
-    "front-functions-tokens": ("front", _front("streams", "called_to_stock")),
-    "front-table": ("front", _front_table),
-    **{f"{source}-commit": (source, None) for source in SOURCES},
-}
-"""For each name, the file of results, and a function that makes the text on the page from the
-file's results. Without a function (None), the text is the commit of the file.
-"""
-
-
-# -- the command -------------------------------------------------------------------------
 
 
 @click.command(cls=ManyCommand)
@@ -246,7 +31,7 @@ file's results. Without a function (None), the text is the commit of the file.
     "--record",
     metavar="NAME,…",
     help="Measure again: run the commands of these files of results, and write the files. This "
-    f"takes 4 to 10 minutes for each of {', '.join(SOURCES)}.",
+    "takes 4 to 40 minutes for each of " + ", ".join(SOURCES) + ".",
 )
 @click.option(
     "--write", is_flag=True, help="Write the numbers of the files of results onto the pages."
@@ -342,49 +127,3 @@ def _value(page: str, name: str, data: Mapping[str, Data]) -> str:
         raise ConfigError(f"{page}: unknown number {name!r}; available: {', '.join(VALUES)}")
     source, text = VALUES[name]
     return text(data[source]["results"]) if text is not None else str(data[source]["commit"])
-
-
-# -- running -----------------------------------------------------------------------------
-
-
-def _output(command: str) -> Any:
-    """Run a command of this checkout, and return the JSON of its last line. If the command fails,
-    exit with 1.
-    """
-    note(command)
-    program, *words = shlex.split(command)
-    start = Path(sys.executable).with_name(program)
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        [start, *words],
-        cwd=ROOT,
-        env=environment,
-        stdout=subprocess.PIPE,
-        text=True,
-        timeout=_LONGEST_S,
-        check=False,
-    )
-    if done.returncode:
-        note(f"the command failed with exit code {done.returncode}; nothing was recorded")
-        raise SystemExit(1)
-    return json.loads(done.stdout.splitlines()[-1])
-
-
-def _commit() -> str:
-    """Return the commit of the code, with ``-dirty`` if a file of the code differs from the
-    commit.
-    """
-    changed = _git("status", "--porcelain", "--", "agentrt", "benchmarks", "demos")
-    return _git("rev-parse", "--short", "HEAD") + ("-dirty" if changed else "")
-
-
-def _git(*words: str) -> str:
-    done = subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=True)
-    return done.stdout.strip()
-
-
-def _without(value: Any, names: Sequence[str]) -> Any:
-    """Return a value without the keys ``names``, at any depth."""
-    if isinstance(value, dict):
-        return {key: _without(item, names) for key, item in value.items() if key not in names}
-    return [_without(item, names) for item in value] if isinstance(value, list) else value

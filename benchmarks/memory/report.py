@@ -77,13 +77,13 @@ def _add(measured: Results, key: Sequence[object], seeds: Sequence[Found]) -> No
         stock = shown[STOCK]
         for name, mine in shown.items():
             if not name.startswith(f"{CAP}:"):
-                # A ratio to 0 is undefined.
-                over = {
-                    f"{figure}_ratio": mine[figure] / stock[figure]
-                    for figure in RATIOS
-                    if stock[figure]
-                }
+                over = {f"{figure}_ratio": x for figure, x in _to_stock(mine, stock).items()}
                 measured.add(*key, name, figures={**mine, **over})
+
+
+def _to_stock(mine: Figures, stock: Figures) -> Figures:
+    """Return the ratios of figures to stock's. A ratio to 0 is undefined and left out."""
+    return {figure: mine[figure] / stock[figure] for figure in RATIOS if stock[figure]}
 
 
 def _columns(seeds: Sequence[Found], most: int) -> list[Column]:
@@ -103,17 +103,24 @@ def _columns(seeds: Sequence[Found], most: int) -> list[Column]:
 
 
 def as_json(cell: Mapping[str, Any], seeds: Sequence[Found]) -> dict[str, Any]:
-    """Return a cell as JSON values: the medians of all figures by contender, and the figures of
-    each seed.
+    """Return a cell as JSON values: the medians of all figures by contender, the ratios to stock
+    (``to_stock``) by contender and figure, with a value for each seed, and the figures of each
+    seed.
     """
-    contenders = dict.fromkeys(name for figures in seeds for name in with_best_caps(figures))
+    shown = [with_best_caps(figures) for figures in seeds]
+    contenders = dict.fromkeys(name for figures in shown for name in figures)
     values: dict[str, Any] = dict(cell)
+    to_stock = {}
     for name in contenders:
-        mine = [with_best_caps(figures).get(name) for figures in seeds]
-        known = [each for each in mine if each is not None]
-        names = [key for key in known[0] if all(key in each for each in known)]
-        values[name] = {key: median(each[key] for each in known) for key in names}
-    return {**values, "by_seed": list(seeds)}
+        known = [figures[name] for figures in shown if name in figures]
+        values[name] = {key: median(each[key] for each in known) for key in _in_all(known)}
+        ratios = [_to_stock(figures[name], figures[STOCK]) for figures in shown if name in figures]
+        to_stock[name] = {key: [each[key] for each in ratios] for key in _in_all(ratios)}
+    return {**values, "to_stock": to_stock, "by_seed": list(seeds)}
+
+
+def _in_all(figures: Sequence[Figures]) -> list[str]:
+    return [key for key in figures[0] if all(key in each for each in figures)]
 
 
 # -- comparison with an earlier run ----------------------------------------------------

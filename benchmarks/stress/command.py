@@ -11,6 +11,7 @@ import click
 from agentrt.errors import ConfigError
 from agentrt.lab.commands.options import (
     count_option,
+    json_flag,
     many,
     note,
     policy_option,
@@ -23,7 +24,15 @@ from benchmarks.harness import run_shown, show
 from benchmarks.stress.cases import Outcome, run_cases
 from benchmarks.stress.cases import shrink as shrink_case
 from benchmarks.stress.plans import CONNECTOR, FEATURES, OFFLOAD, CasePlan, describe, draw_case
-from benchmarks.stress.ratios import POLICIES, Ratio, compare_all, summary, worst_of
+from benchmarks.stress.ratios import (
+    POLICIES,
+    Ratio,
+    by_policy,
+    compare_all,
+    policies_table,
+    worst_of,
+    worst_table,
+)
 
 _SHOWN = 3
 """For each invariant, the number of failed cases that are shown in full."""
@@ -164,7 +173,10 @@ def _show_shrunk(case: CasePlan) -> None:
     "Number of workloads in the table of the workloads with the highest ratios.",
     default=10,
 )
-def ratios(workloads: int, seed: int, jobs: int, policy: tuple[str, ...], worst: int) -> int:
+@json_flag("Print the rows of both tables as one JSON line at the end.")
+def ratios(
+    workloads: int, seed: int, jobs: int, policy: tuple[str, ...], worst: int, as_json: bool
+) -> int:
     """Compare the total times of random workloads under each policy with the times under stock.
 
     Every context fits into the cache. Fails if a workload takes more than 1.15 times as long as
@@ -183,5 +195,11 @@ def ratios(workloads: int, seed: int, jobs: int, policy: tuple[str, ...], worst:
                 note(f"{number} of {workloads} workloads")
             await asyncio.sleep(0)  # let a signal stop the run here
 
-    run_shown(work(), lambda: show([summary(done), worst_of(done, worst)] if done else "", {}))
+    def tell() -> None:
+        if done:
+            rows = {"policies": by_policy(done), "worst": worst_of(done, worst)}
+            tables = [policies_table(rows["policies"]), worst_table(rows["worst"])]
+            show(tables, rows, as_json=as_json)
+
+    run_shown(work(), tell)
     return 1 if any(ratio.ratio > ratio.limit for ratio in done) else 0

@@ -7,9 +7,10 @@ from __future__ import annotations
 import math
 import random
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 from agentrt.lab.commands.progress import run_all
 from agentrt.lab.reports.tables import markdown
@@ -158,56 +159,84 @@ def _figures(ours: Run, stock: Run) -> str:
     return "; ".join(parts)
 
 
-def summary(ratios: Sequence[Ratio]) -> str:
-    """Return a table with a row for each policy: the median, the 99th percentile and the maximum of
-    the ratios, and the number of ratios above the limit.
+def by_policy(ratios: Sequence[Ratio]) -> list[dict[str, Any]]:
+    """Return a row of values for each policy: the median, the 99th percentile and the maximum of
+    the ratios, the seed of the maximum, the number of ratios above the limit, and the median of the
+    ratios of the mean times.
     """
     rows = []
     for policy in dict.fromkeys(ratio.policy for ratio in ratios):
         mine = [ratio for ratio in ratios if ratio.policy == policy]
-        values, means = [ratio.ratio for ratio in mine], [ratio.mean for ratio in mine]
+        values = [ratio.ratio for ratio in mine]
         worst = max(mine, key=lambda ratio: ratio.ratio)
-        above = sum(ratio.ratio > ratio.limit for ratio in mine)
         rows.append(
-            [
-                policy,
-                len(mine),
-                *(
-                    f"{value:.3f}"
-                    for value in (statistics.median(values), percentile(values, 0.99))
-                ),
-                f"{worst.ratio:.3f}",
-                worst.seed,
-                f"{worst.limit}",
-                above,
-                f"{statistics.median(means):.3f}",
-            ]
+            {
+                "policy": policy,
+                "workloads": len(mine),
+                "median": statistics.median(values),
+                "p99": percentile(values, 0.99),
+                "worst": worst.ratio,
+                "seed": worst.seed,
+                "limit": worst.limit,
+                "above": sum(ratio.ratio > ratio.limit for ratio in mine),
+                "mean": statistics.median(ratio.mean for ratio in mine),
+            }
         )
-    head = ["policy", "workloads", "median", "P99", "worst", "its seed", "limit", "above it"]
-    return markdown([*head, "mean time of a program"], rows)
+    return rows
 
 
-def worst_of(ratios: Sequence[Ratio], most: int) -> str:
-    """Return a table of the workloads with the highest ratios, and the explanations.
+def worst_of(ratios: Sequence[Ratio], most: int) -> list[dict[str, Any]]:
+    """Return a row of values for each of the ``most`` highest ratios, with the explanation.
 
-    The column "stock in other orders" has the largest value of `other_orders`: it shows how much
-    stock's own total time changes when the programs exchange their arrival times.
+    ``other_orders`` is the largest value of `other_orders`: it shows how much stock's own total
+    time changes when the programs exchange their arrival times.
     """
     ranked = sorted(ratios, key=lambda ratio: -ratio.ratio)[:most]
-    others = {seed: other_orders(seed) for seed in {ratio.seed for ratio in ranked}}
-    rows = [
-        [
-            ratio.seed,
-            ratio.policy,
-            f"{ratio.ratio:.3f}",
-            f"{max(others[ratio.seed]):.3f}",
-            ratio.cause,
-            ratio.figures,
-        ]
+    others = {seed: max(other_orders(seed)) for seed in {ratio.seed for ratio in ranked}}
+    return [
+        {
+            "seed": ratio.seed,
+            "policy": ratio.policy,
+            "ratio": ratio.ratio,
+            "other_orders": others[ratio.seed],
+            "cause": ratio.cause,
+            "figures": ratio.figures,
+        }
         for ratio in ranked
     ]
-    head = ["seed", "policy", "/ stock", "stock in other orders", "explained by", "figures"]
-    return markdown(head, rows)
+
+
+def policies_table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return the rows of `by_policy` as a table."""
+    head = ["policy", "workloads", "median", "P99", "worst", "seed of the worst", "limit"]
+    head += ["workloads above the limit", "mean time of a program / stock"]
+    cells = [
+        [
+            row["policy"],
+            row["workloads"],
+            *(f"{row[name]:.3f}" for name in ("median", "p99", "worst")),
+            *(row[name] for name in ("seed", "limit", "above")),
+            f"{row['mean']:.3f}",
+        ]
+        for row in rows
+    ]
+    return markdown(head, cells)
+
+
+def worst_table(rows: Sequence[Mapping[str, Any]], *, figures: bool = True) -> str:
+    """Return the rows of `worst_of` as a table, with or without the column of figures."""
+    head = ["seed", "policy", "time / stock", "stock in other orders / stock", "explained by"]
+    cells = [
+        [
+            row["seed"],
+            row["policy"],
+            *(f"{row[name]:.3f}" for name in ("ratio", "other_orders")),
+            row["cause"],
+            *([row["figures"]] if figures else []),
+        ]
+        for row in rows
+    ]
+    return markdown([*head, "figures"] if figures else head, cells)
 
 
 def other_orders(seed: int) -> list[float]:

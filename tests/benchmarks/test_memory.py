@@ -308,6 +308,7 @@ def test_the_best_cap_is_the_best_of_each_figure_and_one_has_the_least_mean() ->
     assert "0.50 (0.50-0.50)" in table([found, found])
     told = as_json({"workload": "w"}, [found, found])
     assert (told["workload"], told["best_cap"]["mean_jct_s"], told["stock"][HITS]) == ("w", 2, 0.6)
+    assert told["to_stock"]["one_cap"]["mean_jct_s"] == [0.5, 0.5]
 
 
 @pytest.mark.engine

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.__main__ import call
-from benchmarks.published import DATA, PAGES, SOURCES, VALUES
+from benchmarks.published import DATA, PAGES
+from benchmarks.results import SOURCES, VALUES
 from tests.cli.conftest import check
 
 ROOT = Path(__file__).resolve().parents[2]

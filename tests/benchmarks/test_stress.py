@@ -23,7 +23,15 @@ from benchmarks.stress.plans import (
     describe,
     draw_case,
 )
-from benchmarks.stress.ratios import DEFAULT, POLICIES, compare, summary, worst_of
+from benchmarks.stress.ratios import (
+    DEFAULT,
+    POLICIES,
+    by_policy,
+    compare,
+    policies_table,
+    worst_of,
+    worst_table,
+)
 from tests.cli.conftest import check
 
 pytest.importorskip("vllm")
@@ -87,7 +95,7 @@ def test_stocks_scheduler_passes_too(seed: int) -> None:
 def test_no_policy_takes_much_longer_than_stock(seed: int) -> None:
     ratios = compare(seed, POLICIES)
     above = [ratio for ratio in ratios if ratio.ratio > ratio.limit]
-    assert not above, worst_of(above, len(above))
+    assert not above, worst_table(worst_of(above, len(above)))
     (fcfs,) = (ratio for ratio in ratios if ratio.policy == "fcfs")
     assert (fcfs.ratio, fcfs.mean) == (1.0, 1.0)
 
@@ -103,12 +111,15 @@ def test_the_table_has_a_row_for_each_policy_and_the_worst_of_all() -> None:
     ratios = compare(5, [DEFAULT, "fcfs"])
     ratios[0] = replace(ratios[0], ratio=1.2)
     ratios[1] = replace(ratios[1], ratio=1.3)
-    rows = [[cell.strip() for cell in row.split("|")] for row in summary(ratios).splitlines()]
+    table = policies_table(by_policy(ratios))
+    rows = [[cell.strip() for cell in row.split("|")] for row in table.splitlines()]
     assert [(row[1], row[5], row[8]) for row in rows[2:]] == [
         (DEFAULT, "1.200", "1"),
         ("fcfs", "1.300", "0"),
     ]
-    assert "| the order alone | preemptions: 0 for others" in worst_of(ratios, 1)
+    worst = worst_of(ratios, 1)
+    assert "| the order alone | preemptions: 0 for others" in worst_table(worst)
+    assert "preemptions" not in worst_table(worst, figures=False)
 
 
 # -- it sees what is wrong -------------------------------------------------------------
