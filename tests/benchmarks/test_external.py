@@ -112,6 +112,18 @@ def test_the_seconds_are_those_in_turns(monkeypatch: pytest.MonkeyPatch) -> None
     assert found["mean_jct_s"] == pytest.approx(found["in_turns"] + len(job.calls) - 1)
 
 
+def test_the_tokens_of_a_step_are_those_of_the_option(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--quick", "--policy", "stock", "--jobs", "1", "--max-num-batched-tokens", "512"]
+    seen = []
+    load = Jobs.load
+    monkeypatch.setattr(agents, "JOBS", 1)
+    monkeypatch.setattr(Jobs, "load", lambda jobs, seed: seen.append(load(jobs, seed)) or seen[-1])
+    assert call(["external", *words]) == 0
+    assert {each.options.max_num_batched_tokens for each in seen} == {512}
+
+
 @pytest.mark.parametrize(
     ("asked", "says"),
     [
