@@ -166,8 +166,8 @@ class GpuLoad(Load):
 
 @dataclass(frozen=True, slots=True)
 class Jobs:
-    """The jobs that arrive at a GPU, at a rate of ``per_s`` jobs per second. A step computes at most
-    ``step_tokens`` tokens.
+    """The jobs that arrive at a GPU, at a rate of ``per_s`` jobs per second. A step of the engine
+    computes at most ``step_tokens`` tokens.
     """
 
     gpu: str

@@ -194,7 +194,7 @@ def check_policies(names: Sequence[str]) -> list[str]:
     """
     policies = contenders(names or [DEFAULT])
     for item in policies:
-        if item.stock or item.scheduler or item.memory > 1 or item.hints is not None:
+        if item.stock or item.scheduler or item.memory > 1 or item.host or item.hints is not None:
             raise ConfigError(
                 f"--policy {item.name!r}: every ratio is to {STOCK}; name a policy of agentrt's "
                 f"scheduler, such as {DEFAULT}, atlas or adaptive+cost+memory"

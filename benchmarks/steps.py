@@ -78,11 +78,16 @@ class SlotMachine(Machine):
         return self.replicas * (self.max_num_seqs / self.step_s / tokens)
 
     def check(self, contenders: Iterable[Contender]) -> None:
-        """Raise `ConfigError` for a contender that needs vLLM's scheduler or more memory than other
-        contenders.
+        """Raise `ConfigError` for a contender that needs vLLM's scheduler, more memory than other
+        contenders, or host memory.
         """
         for contender in contenders:
-            if contender.config is None or contender.scheduler or contender.memory > 1:
+            if (
+                contender.config is None
+                or contender.scheduler
+                or contender.memory > 1
+                or contender.host
+            ):
                 raise ConfigError(
                     f"{contender.name!r} needs vLLM's scheduler or its memory, which the step "
                     "simulator does not have; it runs the policies of agentrt's scheduler: "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from html import escape
+from itertools import pairwise
 from statistics import fmean
 
 from agentrt.graph.dag import ExecutionDAG
@@ -27,11 +28,12 @@ def to_svg(dag: ExecutionDAG) -> str:
     """
     nodes = dag.nodes()
     at = _places(nodes)
-    critical = set(dag.critical_path().nodes)
+    path = dag.critical_path().nodes
+    critical, steps = set(path), set(pairwise(path))
     left = min((x for x, _ in at.values()), default=0) - _EDGE
     width = max((x + _BOX_W for x, _ in at.values()), default=0) - left + _EDGE
     height = max((y + _BOX_H for _, y in at.values()), default=0) + 2 * _EDGE
-    parts = [_edge(at[p], at[n.id], {p, n.id} <= critical) for n in nodes for p in n.parents]
+    parts = [_edge(at[p], at[n.id], (p, n.id) in steps) for n in nodes for p in n.parents]
     parts += [_box(node, at[node.id], node.id in critical) for node in nodes]
     title = escape(f"{dag.program_type} {dag.program_id}: {dag.state}")
     return (

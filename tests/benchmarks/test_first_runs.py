@@ -122,6 +122,7 @@ def test_the_smallest_mix_through_the_command(capsys: pytest.CaptureFixture[str]
         (["--policy", "stock"], ["'stock'", "every ratio is to stock", "default"]),
         (["--policy", "mru"], ["unknown policy 'mru'", "atlas"]),
         (["--policy", "atlas+ample"], ["'atlas+ample'", "such as default"]),
+        (["--policy", "default+offload"], ["'default+offload'", "such as default"]),
         (["--seeds", "0"], ["--seeds", "0"]),
     ],
 )

@@ -222,6 +222,7 @@ def _group(leader: int) -> list[int]:
         (["run", "--step-ms", "inf"], ["--step-ms inf"]),
         (["run", "--policy", "lifo+hints"], ["unknown policy 'lifo+hints'"]),
         (["run", "--policy", "stock"], ["'stock' needs vLLM's scheduler", "atlas"]),
+        (["run", "--policy", "atlas+offload"], ["'atlas+offload' needs vLLM's scheduler", "atlas"]),
         (["run", "--policy", "plas", "--hints", "0.5"], ["--hints 0.5", "plas+hints"]),
         (["run", "--policy", "plas+hints", "--hints", "2"], ["'--hints'", "0<=x<=1"]),
         (["run", "--beta", "0"], ["beta", "positive"]),

@@ -148,6 +148,17 @@ def test_svg_has_each_node_below_its_parents(dag: ExecutionDAG) -> None:
     assert (len(edges), edges.count("#d33")) == (4, 1)
 
 
+def test_an_edge_that_skips_a_node_of_the_critical_path_is_not_on_it() -> None:
+    dag = ExecutionDAG("p", "t")
+    for node, parents in enumerate([(), (0,), (0, 1)]):
+        dag.add(NodeKind.CALL, "m", "main", parents, 0.0)
+        dag.start(node, 0.0)
+        dag.finish(node, 1.0, CallReport(service_s=1.0))
+    edges = ElementTree.fromstring(to_svg(dag)).findall(f"{SVG}path")
+    # The edges of the third node come last, in the order of its parents.
+    assert [path.attrib["stroke"] for path in edges] == ["#d33", "#888", "#d33"]
+
+
 def test_svg_of_nothing() -> None:
     drawn = ElementTree.fromstring(to_svg(ExecutionDAG("p", "t & u")))
     assert [part.text for part in drawn] == ["t & u p: running"]

@@ -126,6 +126,7 @@ class VLLMEngine(CoreClient):
         check_model(self.model)
         progress(f"loading {short_name(self.model)}")
         self._llm = llm = await self._loaded()
+        await llm.reset_mm_cache()  # drop the images with which vLLM measured its memory
         self.max_num_seqs = llm.vllm_config.scheduler_config.max_num_seqs
         start_reader(llm)
         send_together(llm)

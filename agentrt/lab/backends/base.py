@@ -63,8 +63,8 @@ class Backend(ABC):
         return moment
 
     def ideal_s(self, program: ProgramShape) -> float:
-        """Return the seconds from the arrival of a program to the end of its last call, if the
-        program ran alone on an engine; NaN if unknown.
+        """Return the seconds from the arrival of a program to its end, if the program ran alone on
+        an engine; NaN if unknown.
         """
         return math.nan
 

@@ -147,8 +147,8 @@ class Virtual(Backend):
             heapq.heappush(self._stepping, (lane.engine.now, self._serial, lane))
 
     def ideal_s(self, program: ProgramShape) -> float:
-        """Return the seconds from the arrival of a program to the end of its last call, if the
-        program runs alone on an engine that has cached all shared prefixes.
+        """Return the seconds from the arrival of a program to its end, if the program runs alone on
+        an engine that has cached all shared prefixes.
         """
         chunk = self._options.max_num_batched_tokens
 
@@ -156,7 +156,7 @@ class Virtual(Backend):
             cached, prompt = cached_tokens(program, call), prompt_tokens(call)
             return self._step_time.alone_s(cached, prompt, call.output_tokens, chunk)
 
-        return max(program.ends(alone_s))
+        return max(program.ends(alone_s)) + program.tail_s
 
     def remaining_s(self, row: EngineProgram) -> float:
         """Return an estimate of the seconds of service that a program still needs, for `Srpt`."""

@@ -90,6 +90,12 @@ def test_a_program_alone_takes_its_ideal_time() -> None:
     assert run.counts.steps == 30
 
 
+def test_the_time_after_the_last_call_belongs_to_the_ideal_time() -> None:
+    program = replace(chain("a", 2), tail_s=4.0)
+    (outcome,) = run_virtual([program], SchedulerConfig(), step_time=SECOND).outcomes
+    assert outcome.latency_s == outcome.ideal_s == 2 * 10 + 2.0 + 4.0
+
+
 @pytest.mark.parametrize("scheduling", [Stock(), SchedulerConfig.of_policy()])
 def test_a_model_may_stop_before_the_limit_of_its_client(
     scheduling: SchedulerConfig | Stock,

@@ -164,7 +164,9 @@ class StateRoutes(Routes):
             else:
                 try:
                     state = await last_state(opened[1], config, subgraphs=subgraphs)
-                except ValueError as error:  # no such subgraph
+                except ValueError as error:
+                    if not checkpoint.checkpoint_ns:  # an error of the graph itself
+                        raise
                     raise HTTPException(404, f"checkpoint_ns: {error}") from error
         if state.created_at is None and checkpoint.checkpoint_id:
             raise not_found("checkpoint", checkpoint.checkpoint_id)

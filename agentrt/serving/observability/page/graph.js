@@ -101,7 +101,7 @@ export class Graph {
   }
 
   fill(nodes, now) {
-    const critical = this.critical(nodes);
+    const before = this.critical(nodes);
     for (const node of nodes) {
       const box = this.drawn.get(node.id);
       mark(box, "data-state", node.state);
@@ -114,21 +114,22 @@ export class Graph {
       mark(box, "aria-label", this.tellOf(node));
     }
     for (const { from, to, line } of this.lines ?? []) {
-      mark(line, "class", critical.has(from) && critical.has(to) ? "edge critical" : "edge");
+      mark(line, "class", before.get(to) === from ? "edge critical" : "edge");
     }
   }
 
   // The path with the most service, found from its last node back: the next node is the parent with
-  // the longest path.
+  // the longest path. Returns the node before each node of the path.
   critical(nodes) {
     const end = (node) => node.path_s + node.service_s;
     const best = nodes.reduce((a, b) => (a && end(a) >= end(b) ? a : b), null);
-    const path = new Set();
+    const path = new Map();
     let step = best && end(best) > 0 ? best : null;
     while (step) {
-      path.add(step.id);
       const parents = step.parents.map((id) => this.nodes[id]).filter(Boolean);
-      step = parents.reduce((a, b) => (a && end(a) >= end(b) ? a : b), null);
+      const parent = parents.reduce((a, b) => (a && end(a) >= end(b) ? a : b), null);
+      path.set(step.id, parent?.id);
+      step = parent;
     }
     return path;
   }
