@@ -40,7 +40,7 @@ FORMATS = {
 }
 _COMPRESSED = (".gz", ".zst")
 _LINE = 64 * 1024 * 1024
-"""Maximum number of bytes of a line, and of a field of a CSV file."""
+"""Maximum number of bytes of a line of JSONL, and of characters of a field of a CSV file."""
 _COMPRESSED_BYTES = 4096
 """Number of compressed bytes that are decompressed at once. The decompressed bytes can be a
 thousand times as many.
@@ -599,6 +599,6 @@ def _rows(file: IO[bytes], name: str) -> Iterator[tuple[str, Any]]:
             for record in rows.to_pylist():
                 number += 1
                 yield f"row {number}", record
-    except ValueError as error:  # all errors of pyarrow about damaged files are ValueErrors
+    except ValueError as error:  # pyarrow's other error for damaged files, OSError, is caught above
         reason = " ".join(str(error).split())
         raise UsageError(f"{name} cannot be read as a Parquet file: {reason}") from error

@@ -151,8 +151,8 @@ class LineFile(LineWriter):
 class OutputFile(LineFile):
     """A file of lines that an option of the command line names. While it is open, no other process
     can write it. ``option`` is the option's name, for messages. At the end of a ``with`` block, the
-    file is closed. If the block raises `UsageError`, the batch has not begun, so the file is
-    abandoned (`abandon`).
+    file is closed. If the block raises `UsageError`, the batch has usually not begun, so the file
+    is abandoned (`abandon`).
 
     Raises `UsageError` for a path to which lines cannot be written.
     """

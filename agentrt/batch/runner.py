@@ -606,8 +606,8 @@ def run_name(type: str, item_id: str, sample: int) -> str:
 
 
 def _copied(value: Any) -> Any:
-    """Return a copy of a list or a dict for a score, which may change it; any other value, or one
-    that cannot be copied, unchanged.
+    """Return a copy of a list or a dict, because a score may change the value that it gets. Return
+    any other value, and a value that cannot be copied, unchanged.
     """
     if not isinstance(value, list | dict):
         return value

@@ -268,10 +268,10 @@ def exported(endpoint: str) -> Iterator[TracerProvider]:
     """Open a tracer provider that sends spans to an OTLP ``endpoint``, and make it the default of
     this process.
 
-    OpenTelemetry's SDK reads the protocol, the sampler and the service's name from the environment.
-    The protocol is gRPC, unless ``OTEL_EXPORTER_OTLP_TRACES_PROTOCOL`` is ``http/protobuf``. Raises
-    `ConfigError` for another protocol, for an invalid proxy or certificate file, and for settings
-    that OpenTelemetry's exporter refuses.
+    OpenTelemetry's SDK reads the sampler and the service's name from the environment. The protocol
+    is gRPC, unless the environment sets ``OTEL_EXPORTER_OTLP_TRACES_PROTOCOL`` to
+    ``http/protobuf``. Raises `ConfigError` for another protocol, for an invalid proxy or
+    certificate file, and for settings that OpenTelemetry's exporter refuses.
     """
     os.environ.setdefault("OTEL_SERVICE_NAME", "agentrt")
     provider = TracerProvider()

@@ -26,9 +26,9 @@ class ToolContext(Protocol):
         """Ask a human on behalf of the program, and wait for an answer that obeys the JSON
         ``schema``; without a schema, the answer is a text.
 
-        A function that is not async can call ``asyncio.run(context.ask(…))``. Raises
-        `InterruptExpiredError` if nobody answers in time, and `QuestionClosedError` if the question
-        is withdrawn, for example because the tool's call has ended.
+        A function that is not async can call ``asyncio.run(context.ask(…))``. The tool's timeout
+        includes the wait. Raises an error if no human can be asked. On an MQTT worker, raises
+        `QuestionClosedError` if the tool's call has ended.
         """
 
 

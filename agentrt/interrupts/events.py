@@ -23,7 +23,7 @@ class Event:
 
     ``payload`` is the message's JSON value; text if the message is not valid JSON; or bytes if the
     message is not valid UTF-8. ``dropped`` is the number of events that were dropped before this
-    event, because too many events were waiting.
+    event, because too many events were waiting, or because they could not be delivered.
     """
 
     topic: str
@@ -92,11 +92,12 @@ class EventSource(ABC):
         """
 
     async def refuse(self, event: Event, why: str, program: str, tenant: str = "default") -> None:
-        """Report an event that could not start its program. ``why`` is the reason.
+        """Report an event that could not start its program, or whose program did not succeed.
+        ``why`` is the reason.
 
         If the source can store events, it stores the event, so that people can look at it.
         """
-        log.warning("the event on %s started no program: %s", event.topic, why)
+        log.warning("the event on %s was not handled: %s", event.topic, why)
 
 
 class NoEvents(EventSource):

@@ -85,7 +85,8 @@ class Questions:
         """Ask a question, and return the first answer in the form that the program gets.
 
         Cancelling the calling task withdraws the question. Raises `InterruptExpiredError` after
-        ``timeout`` seconds, and the errors of the answerer.
+        ``timeout`` seconds, the errors of the answerer, and `ToolArgumentsError` if the answerer
+        returns an answer that is not valid.
         """
         question.created_at = self.clock.now()
         question.expires_at = None if timeout is None else question.created_at + timeout

@@ -171,8 +171,8 @@ class Journal:
         return None if self._writer.error is None else str(self._writer.error)
 
     def describe(self, engine: Mapping[str, Any]) -> None:
-        """Record a description of the engine that runs the calls from now on, for people who read
-        the journal.
+        """Record a description of the engine that runs the calls from now on, for `agentrt journal
+        replay` and for people who read the journal.
         """
         text = json.dumps(engine)
         self.put(
@@ -184,8 +184,8 @@ class Journal:
 
     async def check(self, name: str, input: Any) -> None:
         """Raise `JournalError` if programs of the type ``name`` are recorded with another input, or
-        without the content that they need to resume. Forks are not checked. Raises
-        `UnrecordableError` for an input that cannot be recorded.
+        without the content that they need to resume. Forks are not checked. If there are such
+        programs, raises `UnrecordableError` for an input that cannot be recorded.
         """
         for row in await self.programs(f"type = ? AND number <> {FORKED}", (name,)):
             self._check(row, self._text(input))

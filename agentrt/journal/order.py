@@ -13,9 +13,9 @@ can run. If a program has several tasks, the first process also delivers groups 
 program is quiet, so that the code that waits for an answer has run before the next answer.
 
 The program's own timers are held, too. While recorded answers are outstanding, a timer that is due
-fires only when the program is quiet, which is after all recorded answers that do not depend on the
-timer. The next timer fires when the program is quiet again. Without this, a timeout could fire on a
-busy machine before an answer that had arrived in time.
+fires only when the program is quiet. By then, all recorded answers that do not depend on the timer
+were delivered. The next timer fires when the program is quiet again. Without this, a timeout could
+fire on a busy machine before an answer that had arrived in time.
 
 A program whose code has changed does not hang: if the code does not reach a node any more, all
 other answers are delivered after a while without it.

@@ -44,7 +44,8 @@ _PLAIN: dict[str, tuple[Callable[[Any], Any], Callable[[Any, Any], Any]]] = {
 
 class Lost:
     """A replacement for a part of an error that could not be recorded. ``str()`` and ``repr()``
-    return the texts of the part; all other uses raise `UnrecordableError`.
+    return the texts of the part. Reading an attribute, calling, comparing and most other uses raise
+    `UnrecordableError`.
     """
 
     __slots__ = ("_record",)
@@ -82,7 +83,9 @@ class StandIn(BaseException):
 
 
 def write_error(error: BaseException, writer: FormWriter, depth: int) -> dict[str, Any]:
-    """Return an error as JSON. Every error can be written."""
+    """Return an error as JSON. Parts that cannot be recorded do not prevent this. Raises
+    `UnkeptError` only if the error is nested too deeply in another value.
+    """
     body = _body(error, writer, depth)
     details = body[_MARK]
     if depth < _LONGEST_CHAIN:

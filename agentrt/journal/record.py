@@ -293,7 +293,7 @@ class ProgramRecord:
 
     @property
     def has_result(self) -> bool:
-        """Whether the program is done, and only its result was kept."""
+        """Whether the program is done, and its record has a result but no other nodes."""
         root = self.past.root
         return root is not None and root.state == DONE and not len(self.past)
 

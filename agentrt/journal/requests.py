@@ -48,8 +48,8 @@ _SEEN, _TASKS = 3, 256
 maximum number of tasks with cached messages.
 """
 _MOST = 1 << 20
-"""Maximum number of items in the requests of one program that are kept in memory. The oldest
-requests are dropped.
+"""Maximum number of items in the requests of one program that are kept in memory. A request counts
+once for each group that has it (`_LATEST`). The groups that were used least recently are dropped.
 """
 _HELD = 32
 """Number of whole requests that are kept in memory while a program is read. A few are enough,
@@ -118,7 +118,7 @@ class CallRequest:
 class RequestEncoder:
     """An encoder of the requests of one running program as differences from its latest requests.
 
-    The cost of encoding grows only with the new part of a request: messages of earlier requests are
+    Most of the cost of encoding is for the new part of a request: messages of earlier requests are
     recognized by the identity of their values (Python's ``id``), and the hash of a request
     continues the hash of the earlier request.
     """

@@ -1,9 +1,9 @@
 """The tables of a journal, and their rows.
 
-The rows of programs and nodes are only added, with two exceptions. Old programs may be deleted.
-And a node gets another end if it was cancelled while its result was being written, or if its result
-could not be recorded and the program continued after the error. `docs/durability.md` tells users
-how to read the tables by SQL.
+The rows of programs and nodes are only added, with two exceptions. Old programs, or only the nodes
+of old programs, may be deleted. And a node gets another end if it was cancelled while its result
+was being written, or if its result could not be recorded and the program continued after the error.
+`docs/durability.md` tells users how to read the tables by SQL.
 """
 
 from __future__ import annotations

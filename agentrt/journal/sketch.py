@@ -1,5 +1,5 @@
-"""The requests of nodes as JSON, and their differences. This JSON is never read back: it is only
-compared and shown to people.
+"""The requests of nodes as JSON, and their differences. Requests are compared by this JSON, and are
+shown to people. They are never converted back to the values of the program.
 
 A resumed program gets a recorded answer only if its request has the recorded fingerprint. So the
 form of this JSON must never change. This is why it is separate from the form of answers
@@ -70,7 +70,7 @@ _TEXTS: Mapping[type, tuple[str, Callable[[Any], Any]]] = {
 
 
 def shown(value: Any) -> str:
-    """Return a value as JSON text that is only compared and shown to people.
+    """Return a value as JSON text that is compared and shown to people.
 
     A tuple becomes a list, and a part that cannot be written is replaced by the name of its type.
     If this is not possible, as for a dict with tuples as keys, the whole value is replaced by the

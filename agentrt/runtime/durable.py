@@ -50,10 +50,11 @@ async def begin(
 ) -> None:
     """Start or continue the record of ``run``, and return when the start of the run is on the disk.
 
-    Must be called in the task of the run. Raises `JournalError` if the journal cannot be read or
-    has recorded the program with another input, and `JournalWriteError` if the start cannot be
-    written. An input that cannot be recorded raises `UnrecordableError`; if ``durable`` or the
-    journal skips such values, the run continues without a record.
+    Must be called in the task of the run. Raises `JournalError` if the journal cannot be read, or
+    has recorded the program with another input or without the content that it needs to resume.
+    Raises `JournalWriteError` if the start cannot be written. An input that cannot be recorded
+    raises `UnrecordableError`; if ``durable`` or the journal skips such values, the run continues
+    without a record.
     """
     task, scope = run.task, tracking.current_scope()
     assert task is not None

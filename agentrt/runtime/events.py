@@ -40,7 +40,7 @@ class NodeStarted:
 
 @dataclass(frozen=True, slots=True)
 class NodeChanged:
-    """An interrupt began to wait, started another attempt, or reported progress."""
+    """An interrupt began to wait, started an attempt, or reported progress."""
 
     program_id: str
     node: Node

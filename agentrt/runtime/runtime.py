@@ -66,7 +66,8 @@ class Runtime:
     - ``tools`` are transports of tools, in addition to the transport for functions of this process.
     - ``events`` is the source of the events that `Context.event` waits for.
     - ``seed`` makes the random seeds of sampled calls repeatable.
-    - ``clock`` returns the current time in seconds, for the times of nodes and events.
+    - ``clock`` returns the current time in seconds, for the times of nodes and events. It is not
+      used if ``registry`` is passed, because a registry has its own clock.
     - ``registry`` holds the runs of all programs, including client programs, whose code runs
       elsewhere.
     - ``model_names`` are the names by which requests may call the first model; by default the

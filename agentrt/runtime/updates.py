@@ -102,7 +102,7 @@ class WeightUpdates:
 
     def stale_runs(self, version: int, max_staleness: int) -> list[Run]:
         """Return the runs that are too stale for weights of ``version``. Runs of client programs,
-        runs whose code has not begun, and the run that calls this method are left out.
+        runs whose code has not begun, and the run whose main task calls this method are left out.
         """
         me = asyncio.current_task()
         return [

@@ -32,7 +32,8 @@ def replace_send(client: Any, send: Callable[..., Any]) -> Callable[[], None]:
 
 def when_closed(response: Any, then: Callable[[], None]) -> None:
     """Call ``then`` when a streamed response is closed or has been read to its end."""
-    # Hook the stream and not the response, because every way of closing the response closes it.
+    # Hook the stream and not the response, because every way of closing the response closes the
+    # stream.
     name = "aclose" if hasattr(response.stream, "aclose") else "close"
     close = getattr(response.stream, name)
 

@@ -15,9 +15,9 @@ from agentrt import __version__
 from agentrt.proxies import client_options
 
 UNREACHABLE, FORGOTTEN, REFUSED, CUT_OFF = -32096, -32097, -32098, -32099
-"""JSON-RPC error codes that stand for errors of HTTP. Only with `CUT_OFF` may the server have run
-the call. With `FORGOTTEN`, the server has dropped the session, and the client must open a new
-session.
+"""JSON-RPC error codes that stand for errors of HTTP. With `CUT_OFF`, the server may have run the
+call; with the other codes, it has not. With `FORGOTTEN`, the server has dropped the session, and
+the client must open a new session.
 """
 _CONNECT_S = 30.0
 

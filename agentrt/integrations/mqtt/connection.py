@@ -126,7 +126,7 @@ class Connection:
 
     async def finish(self) -> None:
         """Close the connection after the broker has confirmed all kept messages and requests, or
-        after two seconds.
+        after two seconds. If there is no connection now, drop the kept messages at once.
         """
         if self.is_up:
             with contextlib.suppress(TimeoutError):

@@ -60,7 +60,8 @@ class MqttSubscription(Subscription):
 
 class MqttEvents(EventSource):
     """A source of events from a broker's messages. Each event is delivered at least once, and in
-    order within a topic.
+    order within a topic. But events are dropped (`Event.dropped`) if they are too large, or if too
+    many events wait for a program.
 
     Messages that are published while the connection is broken arrive later, unless the broker
     itself stopped, or the connection is broken for more than 300 seconds. A subscription waits up

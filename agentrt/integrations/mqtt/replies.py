@@ -53,8 +53,8 @@ class ToolJob:
     """A call that a worker runs. All attempts of the call have the same key. ``deadline`` is a time
     of the event loop's clock.
 
-    After the call has ended, ``reply`` is its outcome. If the call has a result, ``size`` is the
-    size of the reply in bytes.
+    After the call has ended, ``reply`` is its outcome; None for a call that its caller has
+    cancelled. If the call has a result, ``size`` is the size of the reply in bytes.
     """
 
     request: CallMessage
