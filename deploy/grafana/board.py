@@ -1,6 +1,6 @@
-"""Writes Grafana's board of agentrt into agentrt.json, beside this file.
+"""Write Grafana's board of agentrt to agentrt.json, beside this file.
 
-Each panel is on metrics that docs/monitoring.md lists.
+The panels use only metrics that docs/monitoring.md lists.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from grafana_foundation_sdk.models.dashboard import DataSourceRef
 
 FILE = Path(__file__).with_name("agentrt.json")
 WIDTH, HEIGHT = 8, 8
-"""Of a panel, on a grid of 24 columns."""
+"""Width and height of a panel, on a grid of 24 columns."""
 
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """A panel: its title, its unit, its queries in PromQL by their legends, and whether they are
-    parts of a whole.
+    """A panel: its title, its unit, and its queries in PromQL, by their legends. ``stacked`` says
+    that the values are parts of a whole.
     """
 
     title: str
@@ -34,14 +34,16 @@ class Chart:
 
 
 def rate(name: str, *labels: str) -> str:
-    """How fast a counter grows, per second. One that never counted is 0."""
+    """Return a query for the increase of a counter per second, by ``labels``. Without labels, the
+    result is 0 for a counter that has no samples.
+    """
     if labels:
         return f"sum by ({', '.join(labels)}) (rate({name}[$__rate_interval]))"
     return f"(sum(rate({name}[$__rate_interval])) or vector(0))"
 
 
 def quantiles(name: str) -> dict[str, str]:
-    """The middle and the tail of a histogram."""
+    """Return queries for the median and the 95th percentile of a histogram, by their legends."""
     return {
         f"p{percent}": f"histogram_quantile({percent / 100}, {rate(f'{name}_bucket', 'le')})"
         for percent in (50, 95)
@@ -103,7 +105,7 @@ CHARTS = (
 
 
 def panel(chart: Chart) -> Panel:
-    """The chart, of the data source that the reader chose."""
+    """Return the panel of a chart. The board's reader chooses the data source."""
     made = Panel().title(chart.title).unit(chart.unit).min(0).span(WIDTH).height(HEIGHT)
     made.datasource(DataSourceRef("prometheus", "${datasource}"))
     for letter, (legend, query) in zip("AB", chart.queries.items(), strict=False):
@@ -114,7 +116,7 @@ def panel(chart: Chart) -> Panel:
 
 
 def board() -> str:
-    """The board, as Grafana reads it."""
+    """Return the board as the JSON that Grafana reads."""
     made = Dashboard("agentrt").uid("agentrt").tags(["agentrt", "vllm"])
     made.time("now-1h", "now").refresh("10s").readonly()
     made.with_variable(DatasourceVariable("datasource").label("Data source").type("prometheus"))

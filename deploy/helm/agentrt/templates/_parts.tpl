@@ -2,7 +2,7 @@
 {{ .Release.Name | trunc 50 | trimSuffix "-" }}
 {{- end }}
 
-{{/* What selects the pods of one part, which stands behind the root in a list. */}}
+{{/* The labels that select the pods of one part. The argument is a list: the root, the part. */}}
 {{- define "agentrt.selector" -}}
 {{- $root := index . 0 -}}
 app.kubernetes.io/name: agentrt
@@ -10,7 +10,7 @@ app.kubernetes.io/instance: {{ $root.Release.Name }}
 app.kubernetes.io/component: {{ index . 1 }}
 {{- end }}
 
-{{/* What the pods of all parts have in common. */}}
+{{/* The settings that the pods of all parts share. */}}
 {{- define "agentrt.pod" -}}
 automountServiceAccountToken: false
 enableServiceLinks: false
@@ -38,7 +38,8 @@ name: shm
 emptyDir: {medium: Memory, sizeLimit: {{ .Values.sharedMemory }}}
 {{- end }}
 
-{{/* A volume of its own for each pod: the root, its name, its size. */}}
+{{/* The claim of a volume that each pod has for itself. The argument is a list: the root, the
+volume's name, the volume's size. */}}
 {{- define "agentrt.claim" -}}
 metadata:
   name: {{ index . 1 }}
