@@ -40,7 +40,7 @@ _DEEDS = {
     "store.search": "search the store",
     "store.list_namespaces": "list namespaces of the store",
 }
-"""Descriptions of requests, by the name of the hook, for hooks whose names are no plain words."""
+"""Descriptions of requests by the names of their hooks, for names that are not plain words."""
 _log = logging.getLogger(__name__)
 
 
