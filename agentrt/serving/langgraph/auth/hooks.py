@@ -133,10 +133,10 @@ class Requester:
         that the user sees, or None for all objects.
 
         ``value`` describes the request in the form of LangGraph's own server. A hook may change the
-        metadata of an object that is created or changed (`metadata_after`), the kwargs of a run,
-        and all fields of an operation of the store. Raises 403 if a hook refuses, 400 if it raises
-        `ValueError`, and 500 if it returns an unknown filter. If a hook raises the SDK's
-        `HTTPException`, raises an error with the same status and detail.
+        metadata of an object that is created or changed (`metadata_after`), the kwargs and the
+        ``if_not_exists`` of a run, and all fields of an operation of the store. Raises 403 if a
+        hook refuses, 400 if it raises `ValueError`, and 500 if it returns an unknown filter. If a
+        hook raises the SDK's `HTTPException`, raises an error with the same status and detail.
         """
         hook = authorize_hook(self.auth, resource, action)
         if hook is None:
