@@ -149,8 +149,8 @@ class LoopJob(Generic[T]):
             await self._stop(asyncio.wrap_future(self.outcome))
 
     async def _stop(self, waiter: asyncio.Future[T]) -> None:
-        # Mark the exception as read, because no other code reads it, even if this wait is
-        # cancelled.
+        # Mark the exception as read, because no other code reads it. The callback does so even if
+        # this wait is cancelled.
         waiter.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
         self._loop.call_soon_threadsafe(self._cancel)
         await asyncio.wait([waiter])

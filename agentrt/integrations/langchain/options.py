@@ -140,7 +140,9 @@ def request_of(chat: Sequence[Mapping[str, Any]], options: Mapping[str, Any]) ->
     """Make a chat request from messages and options. The options have agentrt's names. An option
     that is None counts as not set.
 
-    Raises `ConfigError` for invalid tools, an invalid tool choice or an invalid schema.
+    Raises `ConfigError` for tools that are not functions, for an unknown tool choice, for a
+    response format without its schema, and if both a schema and a response format are set. Raises
+    the errors of `as_format`.
     """
     present = {name: value for name, value in options.items() if value is not None}
     fields = {**(present.get("model_kwargs") or {}), "messages": list(chat)}
@@ -218,7 +220,8 @@ def as_format(wanted: Any) -> Mapping[str, Any]:
     schema may be a JSON schema, a pydantic model, a TypedDict or anything else that LangChain
     accepts.
 
-    Unlike in LangChain, a JSON schema needs no title.
+    Unlike in LangChain, a JSON schema with a ``type`` needs no title. Raises `ConfigError` for a
+    response format without its schema, and LangChain's `ValueError` for an unknown form of schema.
     """
     if isinstance(wanted, Mapping) and wanted.get("type") in ("text", "json_object"):
         return wanted

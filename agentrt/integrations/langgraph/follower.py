@@ -167,7 +167,8 @@ class Follower(BaseCallbackHandler):
         assert isinstance(owner, Run)
         program = self._programs.get(id(owner))
         if program is None:
-            # An agentrt program has no root run here, so keep it only while it has open frames.
+            # An agentrt program has no root run here, so keep it only while it has open frames or
+            # open questions.
             program = self._programs[id(owner)] = Followed(owner)
             if len(self._programs) > self._sweep_at:
                 self._sweep()

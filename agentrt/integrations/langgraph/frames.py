@@ -22,8 +22,8 @@ from agentrt.tracking.scope import Scope
 class Followed:
     """A program that the follower has found: its run, its open frames, and its open questions.
 
-    ``loop`` is the event loop of its root run; None if the root run is synchronous, and for an
-    agentrt program, which has no root run.
+    ``loop`` is the event loop on which its root run started; None if the root run started outside
+    any event loop, and for an agentrt program, which has no root run.
     """
 
     run: Run
@@ -47,9 +47,9 @@ class Frame:
     around it.
 
     A run that is ``apart`` has a scope of its own, which is joined at its end: to the scope
-    ``waits``, for a run inside another run's code, or to ``superstep``, for a node of a graph.
-    Every other run is a ``root``, or shares the scope of the code around it. ``namespace`` is
-    LangGraph's checkpoint namespace; for a node it identifies the task.
+    ``waits``, for a run inside another run's code, or to ``superstep``, for a node of a graph or a
+    branch of a `RunnableParallel`. Every other run is a ``root``, or shares the scope of the code
+    around it. ``namespace`` is LangGraph's checkpoint namespace; for a node it identifies the task.
     """
 
     scope: Scope

@@ -46,9 +46,9 @@ def graph_input(graph: Graph, name: str, raw_input: Any) -> Any:
 
 
 def ignored_keys(graph: Graph, name: str, raw_input: Any) -> str:
-    """Return a sentence that names the keys of an input which LangGraph will ignore, because the
-    graph has no such fields, and the fields that the graph has. Return "" if LangGraph will ignore
-    no key.
+    """Return a sentence about the keys of an input that LangGraph will ignore, because the graph
+    has no such fields. The sentence also names the fields that the graph has. Return "" if
+    LangGraph will ignore no key.
     """
     fields = input_fields(graph)
     if fields is None or not isinstance(raw_input, dict):

@@ -1,6 +1,6 @@
 """The LangGraph API for graphs and programs, as ``langgraph_sdk`` and `RemoteGraph` call it.
 
-`api` opens this API without authentication hooks, and `api_with` opens it with the hooks of a
+`api` is this API without authentication hooks, and `api_with` returns it with the hooks of a
 ``langgraph.json``. Heavy modules are imported when the API opens.
 
 `database` has the connections, the tables, and the rows of threads and runs. `auth` calls the
@@ -30,7 +30,8 @@ def api_with(auth: Auth | None) -> Api:
     """Return the API with the authentication hooks of ``auth``; None means no hooks.
 
     Opening the API raises `ConfigError` if its database cannot be opened or is in use by another
-    server, and `ProgramLoadError` for a graph that cannot be made.
+    server, or if the environment variable LANGGRAPH_CONFIG is invalid. It raises `ProgramLoadError`
+    for a graph that cannot be made.
     """
 
     @asynccontextmanager

@@ -38,7 +38,7 @@ from agentrt.serving.langgraph._compat import PREGEL_PREFIX
 from agentrt.serving.lifetimes import ThreadTtl
 
 MAX_LIMIT = 1000
-"""Maximum number of items in a list that a client sends or requests."""
+"""Maximum number of results that a client may request, and of ids that it may list."""
 
 Object = dict[str, Any]
 Limit = Annotated[int, Field(ge=1, le=MAX_LIMIT)]

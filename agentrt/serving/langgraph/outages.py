@@ -92,7 +92,7 @@ class DiskRoom:
         """Raise 507 if the disk is nearly full and the request would write. Routes have this method
         as a dependency.
 
-        Requests that only read, or that end runs or delete threads, pass.
+        Requests that only read, or that end runs or delete data, pass.
         """
         last = request.url.path.rpartition("/")[2]
         if request.method in _WRITES and last not in (*_READING, *_ENDING):
@@ -150,8 +150,8 @@ class Deadline:
 @asynccontextmanager
 async def limited() -> AsyncIterator[None]:
     """Raise 503 if a client's read in the block was interrupted by the time limit, or if the
-    database does not answer at all. The database enforces the time limit, so this function needs a
-    limit of its own for a database that is unreachable.
+    database does not answer the client's read at all. The database enforces the time limit, so this
+    function needs a limit of its own for a database that is unreachable.
     """
     most_s = None if READER.get() is None else _SILENCES * READ_S
     try:

@@ -16,10 +16,10 @@ _OPTIONS = orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY
 _MAX_DEPTH = 64
 _INTEGERS = range(-(2**63), 2**64)
 _MAX_ERRORS = 5
-"""Maximum number of faults of a body that an error message lists."""
+"""Maximum number of faults of a request that an error message lists."""
 _RETRY_S = "5"
 _TIMES = {"created_at", "updated_at", "state_updated_at", "end_time", "next_run_date"}
-"""The columns that hold times, in seconds since 1970."""
+"""The columns with times in seconds since 1970 that clients get as texts."""
 
 # -- responses ----------------------------------------------------------------------------
 

@@ -60,7 +60,7 @@ async def open_api(server: Server, auth: Auth | None) -> AsyncIterator[APIRouter
 
 def _widen_default_executor() -> None:
     """Give the event loop a thread pool in which the synchronous nodes of all runs can run at the
-    same time, so that the engine decides which call waits, and not a small pool. The pool starts
+    same time, so that the engine, and not a small pool, decides which call waits. The pool starts
     threads only when it needs them.
     """
     pool = ThreadPoolExecutor(MAX_RUNNING, thread_name_prefix="run")

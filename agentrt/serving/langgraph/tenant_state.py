@@ -100,8 +100,9 @@ async def open_tenant_state(server: Server) -> AsyncIterator[TenantState]:
     """Open the storage and the graphs of ``server``.
 
     Until the ``with`` block ends, chat models without an engine of their own use the server's
-    engine. Raises `ConfigError` if the database cannot be opened or the environment variable
-    LANGGRAPH_CONFIG is invalid, and `ProgramLoadError` for a graph that cannot be made.
+    engine. Raises `ConfigError` if the database cannot be opened or is in use by another server, or
+    if the environment variable LANGGRAPH_CONFIG is invalid. Raises `ProgramLoadError` for a graph
+    that cannot be made.
     """
     configs = graph_configs(os.environ.get(CONFIGS))
     async with AsyncExitStack() as stack:

@@ -132,8 +132,8 @@ class Webhooks:
         The request goes to the address that was checked, even if the host's name is resolved
         differently a moment later. Redirects are not followed, and the response's body is not read.
         Raises `NotTakenError`, `OSError` or httpx's `TransportError` if another try may succeed,
-        `ValueError` if no other try can, and `ConfigError` if the server's certificates of
-        authorities cannot be read.
+        `ValueError` if no other try can, and `ConfigError` if the certificates with which servers
+        are verified cannot be read.
         """
         target = self._rules.read(url)
         host = host_of(target)

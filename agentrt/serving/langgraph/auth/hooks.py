@@ -40,7 +40,7 @@ _DEEDS = {
     "store.search": "search the store",
     "store.list_namespaces": "list namespaces of the store",
 }
-"""Descriptions of requests, by the name of the hook, for hooks whose names are no plain words."""
+"""Descriptions of requests by the names of their hooks, for names that are not plain words."""
 _log = logging.getLogger(__name__)
 
 
@@ -133,10 +133,10 @@ class Requester:
         that the user sees, or None for all objects.
 
         ``value`` describes the request in the form of LangGraph's own server. A hook may change the
-        metadata of an object that is created or changed (`metadata_after`), the kwargs of a run,
-        and all fields of an operation of the store. Raises 403 if a hook refuses, 400 if it raises
-        `ValueError`, and 500 if it returns an unknown filter. If a hook raises the SDK's
-        `HTTPException`, raises an error with the same status and detail.
+        metadata of an object that is created or changed (`metadata_after`), the kwargs and the
+        ``if_not_exists`` of a run, and all fields of an operation of the store. Raises 403 if a
+        hook refuses, 400 if it raises `ValueError`, and 500 if it returns an unknown filter. If a
+        hook raises the SDK's `HTTPException`, raises an error with the same status and detail.
         """
         hook = authorize_hook(self.auth, resource, action)
         if hook is None:

@@ -105,7 +105,8 @@ class CronClock:
 
 def _claim(row: sa.Row[Any], now: float) -> sa.Update:
     """Return the update that sets a cron's next time, which is NULL if the schedule has no later
-    time. The update changes no row if the cron was changed or deleted since ``row`` was read.
+    time. The update changes no row if, since ``row`` was read, the cron was disabled or deleted, or
+    got another next time.
     """
     following = None
     with suppress(ValueError, ZoneInfoNotFoundError):  # no later time, or an unknown time zone

@@ -35,8 +35,8 @@ from agentrt.serving.langgraph.outages import READ_S, READER, Deadline, first_li
 from agentrt.steady import KEEP_S, ClockReading, MachineClocks, SteadyClock
 
 READS, _WRITES = 4, 8
-"""Number of connections for reads, and for writes to PostgreSQL. In SQLite, all these writes share
-one connection (`CommitGroups`).
+"""Number of connections for reads, and for writes to PostgreSQL. In SQLite, all writes to our
+tables and to checkpoints share one connection (`CommitGroups`).
 """
 _PASSWORD = re.compile(r"([?&](?:ssl)?password=)[^&]*", re.IGNORECASE)
 _FORMS = "use sqlite:FILE or postgresql://USER@HOST/NAME"
@@ -319,7 +319,7 @@ class Database:
         ``page`` is the body of a search. Rows that are equal in the search's order are ordered by
         the column ``key``. The rows have these ``columns``; None means all columns. The header
         ``X-Pagination-Next`` is the offset of the next page, if there is one.
-        ``X-Pagination-Total`` is the number of rows up to the end of this page, plus 1 if there is
+        ``X-Pagination-Total`` is the page's offset plus the number of its rows, plus 1 if there is
         a next page.
         """
         column = table.c[page.sort_by]
@@ -433,7 +433,7 @@ def _keep(reading: ClockReading) -> sa.Executable:
 
 @asynccontextmanager
 async def reserved(address: Address) -> AsyncIterator[None]:
-    """Keep other servers from using a database during the ``with`` block, before it is opened.
+    """Keep other servers from using a database that is opened later in the ``with`` block.
 
     An SQLite file stays locked; `open_database` in the block locks it again for this process. A
     PostgreSQL database is only checked, and is locked when it is opened. Raises `ConfigError` if

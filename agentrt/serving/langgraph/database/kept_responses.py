@@ -24,8 +24,8 @@ from agentrt.serving.langgraph.database.tables import response_items, responses
 from agentrt.serving.langgraph.outages import first_line
 
 _MOST_DELETED = 16
-"""Maximum number of expired responses that one save deletes, and of responses that the save deletes
-because the tenant's responses are too many or too large.
+"""Maximum number of responses that one save deletes for each of two reasons: because they have
+expired, and because the tenant's responses are too many or too large.
 """
 _MOST_ITEMS = 1000
 """Maximum number of items of a response whose ids are stored."""

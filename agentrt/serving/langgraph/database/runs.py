@@ -165,8 +165,8 @@ class Runs:
 
         Raises 404 if the thread does not exist or the filter ``only`` hides it, and 403 if ``only``
         would hide the thread that `NewRun.make_thread` creates. Raises 409 if the thread has an
-        active run and the strategy is ``reject``, if the interrupt was answered already, or if the
-        claim changes no row. Raises 507 if the tenant has reached its limit of threads.
+        active run and the strategy is ``reject``, if the interrupt is not open, or if the claim
+        changes no row. Raises 507 if the tenant has reached its limit of threads.
         """
         thread, run_id, now = new.thread or uuid4(), str(new.run_id), time.time()
         row = {
@@ -189,7 +189,10 @@ class Runs:
             if new.answers is not None and not is_open(
                 new.answers, by_task, [json.loads(other.kwargs) for other in rows]
             ):
-                raise conflict(f"interrupt {new.answers} of thread {thread} was answered already")
+                raise conflict(
+                    f"interrupt {new.answers} of thread {thread} is not open; it was answered "
+                    "already, was withdrawn, or does not exist"
+                )
             if others and new.columns["multitask_strategy"] == "reject":
                 raise conflict(
                     f"thread {thread} has a run that has not ended; wait for its end, or choose "

@@ -120,8 +120,7 @@ class RevocableSaver(BaseCheckpointSaver[str]):
 async def _whole(write: Coroutine[Any, Any, T]) -> T:
     """Await a write to its end, even if the awaiting task is cancelled meanwhile.
 
-    Otherwise LangGraph's SQLite checkpointer would leave its transaction open, and no other
-    connection could write until the checkpointer writes again.
+    Otherwise the write's transaction would be undone, and what a task has computed would be lost.
     """
     writing = asyncio.create_task(write)
     try:

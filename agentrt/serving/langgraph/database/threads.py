@@ -78,7 +78,8 @@ class Threads:
 
         If the thread exists, raises 409 unless the body's ``if_exists`` allows an existing thread
         and the thread passes the filter ``only``. Raises 404 if ``if_exists`` allows an existing
-        thread, but the thread belongs to another tenant.
+        thread, but the thread belongs to another tenant. Raises 507 if the tenant has reached its
+        limit of threads.
         """
         key = body.thread_id or uuid4()
         try:

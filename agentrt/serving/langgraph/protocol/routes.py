@@ -145,8 +145,8 @@ class ProtocolRoutes(Routes):
     async def _of_thread(
         self, caller: Requester, thread: UUID, since: int, *, watches: bool
     ) -> AsyncIterator[ThreadEvent | None]:
-        """Yield the events of a thread after number ``since``. None follows the thread's past
-        events, and also the past events of each live run (`_of_run`).
+        """Yield the events of a thread after number ``since``. Yield None after the thread's past
+        events, and also after the past events of each live run (`_of_run`).
         """
         done: set[str] = set()
         with self._queue.listening(str(thread)) as beginning:
@@ -288,8 +288,8 @@ class ProtocolRoutes(Routes):
         self, record: RunRecord, live: LiveRun | None, after: int
     ) -> AsyncIterator[ThreadEvent | None]:
         """Yield the protocol events of a run after number ``after``, if the run has such events.
-        For a live run, None follows the past events. Events that were deleted, because the run has
-        too many events, are skipped.
+        For a live run, yield None after the past events. Events that were deleted, because the run
+        has too many events, are skipped.
         """
         if not record.kwargs.get("protocol"):
             return

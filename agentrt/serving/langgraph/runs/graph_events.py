@@ -12,9 +12,10 @@ The name of a subgraph's event ends with "|" and the subgraph's namespace, excep
 
 `ProtocolAdapter` makes events of the streaming protocol, for runs that were started by a command of
 that protocol. LangGraph makes most of these events (``astream_events(version="v3")``). The adapter
-adds the beginning and the end of the root graph, and the questions that the graph asks. The number
-of an event in its thread is computed from the number of its run and its number in the run, so that
-it rises with time and means the same event after a restart.
+adds the beginning and the end of the root graph, the questions that the graph asks or that the run
+answers, and the results of tools as messages. The number of an event in its thread is computed from
+the number of its run and its number in the run, so that it rises with time and means the same event
+after a restart.
 """
 
 from __future__ import annotations
@@ -57,9 +58,7 @@ _CHANNELS = {
 }
 _ID = re.compile("[0-9a-f]{32}")
 _PER_RUN = 10_000_000
-"""The difference between the event numbers of two successive runs of a thread; no run has as many
-events.
-"""
+"""How many event numbers of a thread belong to each run number; no run has as many events."""
 _TRANSFORMERS: tuple[Any, ...] = (
     *(CheckpointsTransformer, CustomTransformer, UpdatesTransformer),
     ToolCallTransformer,

@@ -252,7 +252,7 @@ class RunQueue:
         error = None if task.cancelled() else task.exception()
         if (
             error is not None
-        ):  # a bug; a client can cancel or delete the run, and the next server resumes it
+        ):  # a bug; a client can delete the run, and otherwise the next server resumes it
             run_id = live.record.run_id
             _log.error(
                 "run %s: a bug kept the run's end from being stored or published",

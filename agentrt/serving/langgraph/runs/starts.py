@@ -86,11 +86,11 @@ class StartRoutes(Routes):
         bodies: Annotated[list[BatchRunBody], Body(min_length=1, max_length=_MAX_BATCH)],
         caller: CallerDep,
     ) -> JSON:
-        """Start several runs in the background. If the queue has no room for all of them, none
-        starts.
+        """Start several runs in the background. If the queue has no room for all of them at first,
+        none starts. If a later run cannot start, the earlier runs of the batch continue.
         """
         assistants = [await self.assistant(caller, body.thread_id, body) for body in bodies]
-        with self._reserve(caller.tenant, len(bodies)):  # either all runs have room, or none starts
+        with self._reserve(caller.tenant, len(bodies)):  # raises if there is no room for all
             self._state.server.tenants.ask(caller.tenant, len(bodies))
         started = []
         for body, assistant in zip(bodies, assistants, strict=True):

@@ -165,7 +165,8 @@ def _check_next(page: Sequence[StreamEvent], run_id: str, after: int) -> None:
         last = page[0].number - 1
         raise FellBehindError(
             f"events {after + 1} to {last} of run {run_id} were deleted, because a run keeps its "
-            f"last {MAX_STORED:,} events; join the run with Last-Event-ID {last}"
+            f"last {MAX_STORED:,} events, and most of them only until an hour after its end; join "
+            f"the run with Last-Event-ID {last}"
         )
 
 
@@ -185,8 +186,9 @@ async def replay(
 ) -> AsyncIterator[StreamEvent]:
     """Yield the stored events of a run that has ended, after the event number ``after``.
 
-    Raises `FellBehindError` if the next event was deleted, because the run has more than
-    `MAX_STORED` events. With ``may_skip``, deleted events are skipped.
+    Raises `FellBehindError` if the next event was deleted, but later events remain: because the run
+    has more than `MAX_STORED` events, or because `Runs.forget_streams` has deleted most events.
+    With ``may_skip``, deleted events are skipped.
     """
     while page := await stored_events(database, run_id, after):
         if not may_skip:

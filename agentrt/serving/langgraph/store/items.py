@@ -93,7 +93,7 @@ class TenantStore(BaseStore):
         """Return the result of ``op`` in the form for the tenant, without the label of the tenant's
         namespace.
 
-        Leaves out items outside the tenant's namespace, because old versions of LangGraph's stores
+        Leaves out items outside the namespace of ``op``, because old versions of LangGraph's stores
         return the items of ("docs-2",) for the prefix ("docs",).
         """
         if isinstance(result, Item):

@@ -103,8 +103,8 @@ class StateRoutes(Routes):
     ) -> list[Object]:
         """Return the states of a thread's history, the newest first.
 
-        Raises 404 as `TenantState.thread` does, and 422 for a checkpoint of another thread or a
-        filter that the checkpointer refuses.
+        Raises 403 and 404 as `TenantState.thread` does, and 422 for a checkpoint of another thread,
+        an unknown namespace, or a filter that the checkpointer refuses.
         """
         config = _config(thread_id, body.checkpoint or Checkpoint())
         before = body.before
