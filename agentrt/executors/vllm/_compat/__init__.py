@@ -46,8 +46,8 @@ before its scheduler):
 - `tool_schemas`: leaves a tool's arguments unconstrained if the grammar compiler refuses their
   schema.
 
-For type checkers only, `bases` (a stub, ``bases.pyi``) declares the classes of vLLM that agentrt
-subclasses.
+For type checkers only, `bases` (a stub, ``bases.pyi``) declares the classes of vLLM that
+``engine_core`` subclasses.
 
 Callers import names from these modules, so that their imports show which parts of vLLM they
 depend on. Functions return plain values where they can. vLLM's own classes are re-exported only
