@@ -16,7 +16,7 @@ TOPIC = "how tea came to Europe"
 
 @dataclass(frozen=True)
 class Task:
-    """One step: its question, the most tokens of its answer, and the steps whose answers it needs."""
+    """One step: its question, its limit of tokens, and the steps whose answers it needs."""
 
     ask: str
     tokens: int
