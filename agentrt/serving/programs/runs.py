@@ -168,7 +168,7 @@ class ProgramRuns:
             assert run.error is not None
             why = f"failed: {type(run.error).__name__}: {text_of(run.error)}"
         elif run.state is RunState.DONE or (run.record is not None and run.left):
-            return  # a later server resumes the run, or it is resumed from parking
+            return  # the run succeeded, or it is resumed later from the journal
         else:
             why = f"was {run.state}"
         self.refuse(event, f"run {run.id} {why}", run.type, run.row.tenant)
