@@ -25,9 +25,9 @@ MOST_CALLS = 10_000
 MOST_TOOLS = 4096
 """Maximum number of tools of one program whose order is kept."""
 _ESTABLISHED = 16
-"""Number of requests, after the first request, with which a program that has a name may be idle for
-``silent_idle_s`` before it is ended to make room for a new program. After fewer requests, the
-program may be idle for a shorter time, because a client can invent names at no cost.
+"""If a program with a name has made this many requests after its first request, it may be idle for
+``silent_idle_s`` before it is ended to make room for a new program. After fewer requests, it may be
+idle for a shorter time only, because a client can invent names at no cost.
 """
 
 

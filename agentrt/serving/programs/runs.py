@@ -45,7 +45,7 @@ class ServedRun:
 
     ``seen`` converts a question of the run into the form that clients see. ``open`` are the run's
     open questions, by id. ``late`` is the timer of the deadline, and ``is_late`` says that the run
-    was cancelled at its deadline. ``watchers`` are the event queues of clients that stream the run.
+    was cancelled at its deadline. ``watchers`` are the event queues of clients that follow the run.
     """
 
     run: Run
