@@ -1,8 +1,8 @@
 """The live execution DAG of a program. It shows for each node which other nodes had to end before
 this node could begin.
 
-Each event has its time in seconds. Handling an event costs O(1) plus the number of edges that it
-adds. The path with the most attained service (ATLAS, Eq. 2) is updated when a node ends.
+Each event has its time in seconds. Handling an event costs O(1) for each edge that it adds, and for
+each node that it ends. The path with the most attained service (ATLAS, Eq. 2) is updated when a node ends.
 """
 
 from __future__ import annotations
