@@ -320,8 +320,8 @@ class Context:
 
     def reward(self, value: float) -> None:
         """Add a reward: a number that rates what the program has done so far, for training. A batch
-        with the option ``tokens`` writes the rewards next to the program's tokens. Without this
-        option, rewards have no effect.
+        with the option ``tokens`` writes the rewards next to the program's tokens, and a trainer
+        gets them. In other runs, rewards have no effect.
 
         Raises `ConfigError` for any other value than a finite number.
         """
