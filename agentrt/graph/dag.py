@@ -2,7 +2,8 @@
 this node could begin.
 
 Each event has its time in seconds. Handling an event costs O(1) for each edge that it adds, and for
-each node that it ends. The path with the most attained service (ATLAS, Eq. 2) is updated when a node ends.
+each node that it ends. The path with the most attained service (ATLAS, Eq. 2) is updated when a
+node ends.
 """
 
 from __future__ import annotations

@@ -90,10 +90,11 @@ class CallSpec:
     the call was rendered, such as ``seed`` and ``cache_salt``. ``max_tokens`` is the maximum number
     of output tokens. ``temperature`` 0 is greedy decoding. If ``seed`` is None and the temperature
     is above 0, the runtime derives a seed from its own seed, the run's id and the call's node or
-    place, so that the call can be repeated with the same result. ``ignore_eos`` continues to ``max_tokens`` even if the model ends its output. Calls
-    with different ``cache_salt`` do not share cached prefixes. ``model`` is the name of a served
-    model; None means the first served model. With ``with_logprobs``, the engine's reply has
-    ``token_logprobs`` for each output token, even if the program did not request them.
+    place, so that the call can be repeated with the same result. ``ignore_eos`` continues to
+    ``max_tokens`` even if the model ends its output. Calls with different ``cache_salt`` do not
+    share cached prefixes. ``model`` is the name of a served model; None means the first served
+    model. With ``with_logprobs``, the engine's reply has ``token_logprobs`` for each output token,
+    even if the program did not request them.
     """
 
     prompt_token_ids: tuple[int, ...] | None = None
@@ -216,13 +217,12 @@ class CallReport(Usage):
 
     ``service_s`` is the time in the model executor, and ``waiting_s`` the time in the scheduler's
     queue (before the first step and after each preemption) and, on a server with tenants, in the
-    tenant's queue, both in seconds. ``steps`` is the
-    number of engine steps in which the call ran. ``arrived_step`` and ``finished_step`` are numbers
-    of engine steps, counted from the engine's start. ``replica`` is the name of the engine, "" if
-    there is only one engine. ``spans`` describe how the time from the call's arrival at the engine
-    to its end was spent, and why; `agentrt.request.spans` reads them. Some engines report no spans.
-    ``versions`` are the versions of the weights that wrote the output
-    (`agentrt.request.weights.Versions`).
+    tenant's queue, both in seconds. ``steps`` is the number of engine steps in which the call ran.
+    ``arrived_step`` and ``finished_step`` are numbers of engine steps, counted from the engine's
+    start. ``replica`` is the name of the engine, "" if there is only one engine. ``spans`` describe
+    how the time from the call's arrival at the engine to its end was spent, and why;
+    `agentrt.request.spans` reads them. Some engines report no spans. ``versions`` are the versions
+    of the weights that wrote the output (`agentrt.request.weights.Versions`).
     """
 
     service_s: float = 0.0
@@ -278,9 +278,8 @@ class Reply(ReadsAsText):
     ``tool_calls``, or another reason of the engine. ``reasoning`` is the model's reasoning before
     its answer, "" if there is none. Tool calls whose arguments are not a JSON object are in
     ``invalid_tool_calls``. If ``n`` was above 1, ``choices`` has all answers as replies, and this
-    reply has the first of these answers.
-    ``node`` is the id of the call's node in the DAG of its run, and ``run_id`` is the id of this
-    run.
+    reply has the first of these answers. ``node`` is the id of the call's node in the DAG of its
+    run, and ``run_id`` is the id of this run.
 
     An engine also yields a reply with a call's last piece of output. For a call whose prompt is
     token ids, this is the reply that the program gets. For a chat that a front end formats, the

@@ -37,10 +37,10 @@ if there is none with its reason.
 
 class Cause(NamedTuple):
     """A program that made a call wait. ``level`` is the queue level of the program's own call, and
-    ``attained_s`` the program's attained service in seconds. Both were noted when the program's
-    call started, or, if no call of the program was running, when the wait was noted. The level is 0
-    for a program that kept another program from being admitted. A name in parentheses is not a
-    program but another cause.
+    ``attained_s`` the program's attained service in seconds. Both were noted when this call last
+    started, or, if it had never started, when the wait was noted. A program that keeps another
+    program from being admitted may have the level 0 instead. A name in parentheses is not a program
+    but another cause.
     """
 
     program: str
