@@ -30,7 +30,9 @@ LONGEST_REMAINING = "longest-remaining"
 """The policy that serves the longest programs first (`agentrt.scheduler.policies.longest`)."""
 
 MEMORY_POLICIES = (DEFAULT_POLICY, LONGEST_REMAINING)
-"""The policies that go with retention ``cost`` and admission ``memory`` if neither is set."""
+"""The policies under which a retention that is not set is ``cost``, and an admission that is not
+set is ``memory``.
+"""
 
 _QUANTA = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
 
@@ -66,10 +68,10 @@ class SchedulerConfig:
     arrived first, under a policy that has such a share (`adaptive`); 0 reserves nothing.
 
     ``preemption`` lets a waiting call of a strictly better level take the slot of a running call. A
-    running call is not preempted in its first ``min_residency_steps`` engine steps. It is also not
-    preempted when at most ``min_remaining_tokens`` output tokens are left, because such a
-    preemption would cost more than it gains. ``max_preemptions_per_step`` is the maximum number of
-    preemptions in one engine step.
+    running call is not preempted in the first ``min_residency_steps`` engine steps after it has
+    started, for the first time or after a preemption. It is also not preempted when at most
+    ``min_remaining_tokens`` output tokens are left, because such a preemption would cost more than
+    it gains. ``max_preemptions_per_step`` is the maximum number of preemptions in one engine step.
 
     ``history`` is a file that keeps the statistics of programs across restarts; the text ``none``
     means no file. With the value None, the code that creates the engine decides: an embedded engine

@@ -35,9 +35,9 @@ SILENCES = 2048
 clients.
 """
 _OUTLYING = 16.0
-"""The engine was stalled in a step that took this many times as long as the other steps explain,
-for example because the process was suspended. Such a step does not count in the cost of a prompt
-token, and its calls are charged the time of a usual step.
+"""The engine was stalled in a step that took more than this many times as long as the other steps
+explain, for example because the process was suspended. Such a step does not count in the cost of a
+prompt token, and its calls are charged the time of a usual step.
 """
 WINDOW = 256.0
 """Number of samples from which on a new sample has a constant weight, 1/256, in a mean. So older
