@@ -90,8 +90,8 @@ class ExecutionDAG:
         return node
 
     def requeue(self, node_id: int, wait: str) -> Node:
-        """Record that a running node waits again, because it was preempted or its engine died.
-        ``wait`` is a text for people that says what the node waits for.
+        """Record that a running node waits again, such as a tool that waits for a slot or for its
+        next attempt. ``wait`` is a text for people that says what the node waits for.
         """
         node = self._take(node_id)
         if node.state is not NodeState.RUNNING:

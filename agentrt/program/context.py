@@ -289,8 +289,9 @@ class Context:
         """Wait for events on a topic.
 
         ``await ctx.event("plant/+/alarm")`` waits for the next event.
-        ``async for event in ctx.event("plant/#")`` yields all events, and loses no event between
-        two iterations. ``topic`` is a topic filter in the syntax of the runtime's event source,
+        ``async for event in ctx.event("plant/#")`` yields one event after the other. Events that
+        arrive between two iterations wait for the next iteration; if too many events wait, the
+        oldest are dropped (`Event.dropped`). ``topic`` is a topic filter in the syntax of the runtime's event source,
         such as MQTT. ``timeout`` is the maximum duration of each wait in seconds; a longer wait
         raises `InterruptExpiredError`.
         """

@@ -98,8 +98,9 @@ class Engine(Protocol):
         """
 
     def running_needs(self) -> tuple[int, int]:
-        """Return how many tokens of the next step, and how many free blocks, the running calls take
-        before waiting calls are started. The block that a decoding call may need is not counted.
+        """Return how many tokens of the next step, and how many free blocks, the running calls
+        need. The blocks include the blocks for parts of prompts that later steps compute. The block
+        that a decoding call may need is not counted.
         """
 
     def step_tokens(self) -> int:
