@@ -291,9 +291,9 @@ class Context:
         ``await ctx.event("plant/+/alarm")`` waits for the next event.
         ``async for event in ctx.event("plant/#")`` yields one event after the other. Events that
         arrive between two iterations wait for the next iteration; if too many events wait, the
-        oldest are dropped (`Event.dropped`). ``topic`` is a topic filter in the syntax of the runtime's event source,
-        such as MQTT. ``timeout`` is the maximum duration of each wait in seconds; a longer wait
-        raises `InterruptExpiredError`.
+        oldest are dropped (`Event.dropped`). ``topic`` is a topic filter in the syntax of the
+        runtime's event source, such as MQTT. ``timeout`` is the maximum duration of each wait in
+        seconds; a longer wait raises `InterruptExpiredError`.
         """
         return Events(topic, lambda feed: self._emitter.event(feed, timeout, after))
 
