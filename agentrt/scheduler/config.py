@@ -60,9 +60,9 @@ class SchedulerConfig:
     the sum of the first i - 1 quanta, and less than the sum of the first i quanta, is in level Q_i.
 
     ``beta`` is the anti-starvation threshold: a call is promoted to Q_1 once its program has waited
-    ``beta`` times as long as it was served. At most ``max_promoted`` promoted calls wait at the
-    same time. Without this limit, a backlog in which all calls starve would turn into first come,
-    first served, with very many preemptions.
+    ``beta`` times as long as the program was served. At most ``max_promoted`` promoted calls wait
+    at the same time. Without this limit, a backlog in which all calls starve would turn into first
+    come, first served, with very many preemptions.
 
     ``lane`` is the ageing share: the share of the batch that is reserved for the programs that
     arrived first, under a policy that has such a share (`adaptive`); 0 reserves nothing.

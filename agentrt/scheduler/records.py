@@ -143,7 +143,7 @@ class CallState(StrEnum):
 
     UNQUEUED = "unqueued"
     """The call is in the engine but not in the queue: it has just arrived, was taken from the
-    queue, or was preempted.
+    queue, or was preempted, or its load has failed.
     """
     WAITING = "waiting"
     NOT_ADMITTED = "not admitted"

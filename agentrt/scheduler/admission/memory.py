@@ -59,7 +59,7 @@ class WorkingSet(Admission):
     def __init__(self, config: SchedulerConfig, capacity: Capacity, learned: Learned) -> None:
         super().__init__(config, capacity, learned)
         self.admissions = 0
-        """The number of programs admitted so far."""
+        """The number of admissions so far. A program may be admitted several times."""
         self.claimed = 0
         """Blocks that the residents claim, including the shared prefixes of their types."""
         self._shared = 0
