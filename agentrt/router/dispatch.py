@@ -130,7 +130,8 @@ class Dispatcher:
 
     def _match(self, call: RouterCall, blocks: Sequence[int], home: _Home | None) -> list[int]:
         """Return the number of leading prompt tokens in each replica's cache: tokens of blocks that
-        the engines have reported, or that the program's calls in flight will probably store.
+        the engines have reported, or that the program's calls in flight will probably store. If the
+        engines do not report blocks, count the context of the program's last call on its home.
         """
         size, most = call.block_size, call.prompt_tokens - 1
         cached = self.cached_blocks.match(blocks, size, most)
