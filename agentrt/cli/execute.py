@@ -108,7 +108,6 @@ class Job:
     seed: int = 0
     timeout: float | None = None
     max_live: int = 4096
-    answers: Sequence[str] = ()
     dag: Path | None = None
     timeline: Path | None = None
     dashboard: int | None = None
@@ -148,7 +147,7 @@ async def execute(
     finish and starts no further programs. Cancelling this call cancels the programs and stops the
     engine.
     """
-    human = Human(job.answers, screen, elsewhere=_elsewhere(job))
+    human = Human(job.plan.answers, screen, elsewhere=_elsewhere(job))
     tools = job.tools.transports(screen.announce)
     events = job.tools.events()
     async with opened_journal(job.journal) as journal:

@@ -4,7 +4,7 @@ program that has ended.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -49,11 +49,13 @@ class OpenQuestion:
 class Plan:
     """A plan that runs the programs ``starts``. No program follows another, except in subclasses.
 
-    ``questions`` are the questions that nobody answered. ``resumes`` maps the ids of runs that did
-    not finish to the commands that resume them.
+    ``answers`` are the prepared answers to the questions of each program. ``questions`` are the
+    questions that nobody answered. ``resumes`` maps the ids of runs that did not finish to the
+    commands that resume them.
     """
 
-    def __init__(self, starts: Iterable[Start] = ()) -> None:
+    def __init__(self, starts: Iterable[Start] = (), answers: Sequence[str] = ()) -> None:
+        self.answers = answers
         self.questions: list[OpenQuestion] = []
         self.resumes: dict[str, str] = {}
         self._draining = False

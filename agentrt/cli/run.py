@@ -197,7 +197,6 @@ def run_planned(
         seed=options["seed"],
         timeout=options["timeout"],
         max_live=options["max_live"] or 4096,
-        answers=options["answers"],
         dag=options["dag"],
         timeline=options["trace"],
         dashboard=options["dashboard"],
@@ -219,7 +218,7 @@ def plan_of(target: LoadedTarget, value: Any, options: dict[str, Any]) -> Plan:
     if not isinstance(target, LoadedGraph):
         _refuse_graph_options(target, options)
         accepted = accept_input(target, value)
-        return Plan(repeat(Start(target, accepted), options["n"]))
+        return Plan(repeat(Start(target, accepted), options["n"]), options["answers"])
     from agentrt.cli.graph_plan import GraphPlan, Invocation, graph_terms
     from agentrt.errors import UsageError
 

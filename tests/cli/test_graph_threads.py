@@ -173,6 +173,18 @@ def test_questions_are_asked_on_the_terminal(
     assert value["results"][-1]["seen"] == ["draft", "True", "'Ann'"]
 
 
+def test_a_question_after_the_last_prepared_answer_is_asked_on_the_terminal(
+    write: Write, run: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    master, slave = os.openpty()
+    os.write(master, b"Ann\n")
+    with os.fdopen(master, "wb"), os.fdopen(slave, "r") as terminal:
+        monkeypatch.setattr("sys.stdin", terminal)
+        code, value = run(write(ASKS), "--input", '{"cups": 1}', "--human", "yes")
+    assert (code, states(value)) == (0, ["interrupted", "interrupted", "done"])
+    assert value["results"][-1]["seen"] == ["draft", "'yes'", "'Ann'"]
+
+
 def test_what_failed_goes_on_from_its_last_checkpoint(
     run_program: Run, command: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
