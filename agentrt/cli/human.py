@@ -48,10 +48,11 @@ class UnansweredError(UsageError):
 class Human:
     """The `Answerer` of the command line.
 
-    Each program gets the prepared ``answers`` in order. Further questions are asked on the
-    terminal, one at a time. ``elsewhere`` says in words where else a question can be answered, such
-    as on the dashboard. Without a terminal, a question waits for an answer from there; if
-    ``elsewhere`` is "", the program fails.
+    Each program gets the prepared ``answers`` in order. A resumed program gets the answers that
+    follow those of its recorded questions. Further questions are asked on the terminal, one at a
+    time. ``elsewhere`` says in words where else a question can be answered, such as on the
+    dashboard. Without a terminal, a question waits for an answer from there; if ``elsewhere`` is
+    "", the program fails.
     """
 
     def __init__(
@@ -63,7 +64,6 @@ class Human:
         elsewhere: str = "",
     ) -> None:
         self._answers = tuple(map(typed, answers))
-        self._used: dict[str, int] = {}
         self._screen = screen
         self._source = sys.stdin if source is None else source
         self._elsewhere = elsewhere
@@ -71,14 +71,12 @@ class Human:
 
     async def __call__(self, question: Question) -> Any:
         program, form = question.program_id, question.form
-        used = self._used.get(program, 0)
-        self._used[program] = used + 1
-        if used < len(self._answers):
-            value = form.parse(self._answers[used])
+        if question.earlier < len(self._answers):
+            answer = self._answers[question.earlier]
+            value = form.parse(answer)
             if (wrong := _mistake(form, value)) is not None:
                 raise UnansweredError(
-                    f"--human {self._answers[used]!r}: {wrong}; the question of {program} is "
-                    f"{question.text!r}"
+                    f"--human {answer!r}: {wrong}; the question of {program} is {question.text!r}"
                 )
             return value
         if self.is_there:

@@ -25,7 +25,8 @@ QuestionState = Literal["open", "answered", "expired", "withdrawn"]
 class Question:
     """A question of a program.
 
-    ``created_at`` and ``expires_at`` are seconds on the clock of `Questions`.
+    ``earlier`` is the number of questions that the program asked before, also before it was
+    resumed. ``created_at`` and ``expires_at`` are seconds on the clock of `Questions`.
     """
 
     text: str
@@ -33,6 +34,7 @@ class Question:
     program_type: str = ""
     tenant: str = "default"
     form: AnswerForm = field(default_factory=AnswerForm)
+    earlier: int = 0
     created_at: float = 0.0
     expires_at: float | None = None
     id: str = field(default_factory=lambda: uuid.uuid4().hex)

@@ -342,7 +342,8 @@ class LiveEmitter:
     ) -> Any:
         """Ask a human a question, as `human` does, with the question's node in ``scope``."""
         run = self.run
-        question = Question(text, run.id, run.type, run.row.tenant, form)
+        earlier = sum(node.kind is NodeKind.HUMAN for node in run.dag.nodes())
+        question = Question(text, run.id, run.type, run.row.tenant, form, earlier)
         question.id = key or question.id
         deadline = None if timeout is None else self.registry.clock() + timeout
         interrupt = Interrupt("human", deadline=deadline, key=question.id, attempt=1)

@@ -105,6 +105,21 @@ def test_a_question_that_nobody_answered_is_asked_again(
     assert (ran.code, ran.json["results"]) == (0, [["tea", "yes"]])
 
 
+def test_a_resumed_program_does_not_get_an_answer_twice(
+    run_program: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO())
+    source = """
+@program
+async def asks(ctx):
+    return [await ctx.human('First?'), await ctx.human('Second?')]
+"""
+    terms = "--journal", tmp_path / "j", "--human", "one"
+    assert run_program(source, *terms).code == 2  # nobody answers the second question
+    ran = run_program(source, *terms, "--human", "two", "--json")
+    assert (ran.code, ran.json["results"]) == (0, [["one", "two"]])
+
+
 def test_a_program_over_its_time_can_go_on(run_program: Run, tmp_path: Path) -> None:
     hangs = GOOD.replace("'tea'", "'hang'")
     ran = run_program(hangs, "--journal", tmp_path / "j", "--timeout", 0.1)
