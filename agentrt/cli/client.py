@@ -328,16 +328,11 @@ def _served(url: str, model: str | None, key: str | None) -> ServedModel:
     lists no models, or does not report the model's context window.
     """
     from agentrt.cli.faults import RefusedError
-    from agentrt.cli.questions import ask_server
+    from agentrt.cli.questions import list_at_server
     from agentrt.errors import UsageError
 
     base = (url if "://" in url else f"http://{url}").rstrip("/").removesuffix("/v1")
-    listed = ask_server(base, key, "GET", "models")
-    cards = listed.get("data") if isinstance(listed, dict) else None
-    if not isinstance(cards, list) or not all(isinstance(c, dict) and "id" in c for c in cards):
-        raise RefusedError(
-            f"{base} does not list models like an agentrt server; check the address and the port"
-        )
+    cards = list_at_server(base, key, "models", ["id"])
     if not cards:
         raise RefusedError(
             f"{base} serves no model; start the server with: agentrt serve --model NAME"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote
 
@@ -12,7 +12,7 @@ import click
 
 from agentrt.cli.lazy import LazyGroup
 from agentrt.cli.options import run_option
-from agentrt.cli.streams import printable, typed
+from agentrt.cli.streams import printable, say, typed
 
 if TYPE_CHECKING:
     import httpx
@@ -21,6 +21,10 @@ if TYPE_CHECKING:
 
 T = TypeVar("T", bound=Callable[..., Any])
 _TIMEOUT_S = 30.0
+_MOST_LISTED = 1000
+"""Maximum number of questions that a server lists. Without a limit, it lists 100."""
+_FIELDS = ("id", "run", "type", "thread", "question", "schema", "state")
+"""The fields of a server's question that the commands use."""
 
 
 def server_options(command: T) -> T:
@@ -70,12 +74,19 @@ def questions() -> None:
 def ls(url: str, api_key: str | None, run: str | None, thread: str | None, as_json: bool) -> None:
     """List the open questions of the programs and graphs on a server.
 
-    Answer a question with 'agentrt questions answer ID VALUE'. For 'agentrt run
+    The list has the newest 1,000 questions. Answer a question with 'agentrt questions answer ID VALUE'. For 'agentrt run
     --dashboard', use the dashboard's address as --url.
     """
     wanted = {"run": run, "thread": thread}
     params = {name: value for name, value in wanted.items() if value is not None}
-    open_questions = ask_server(url, api_key, "GET", "questions", params=params)["data"]
+    open_questions = list_at_server(
+        url, api_key, "questions", _FIELDS, params={**params, "limit": _MOST_LISTED}
+    )
+    if len(open_questions) >= _MOST_LISTED:
+        say(
+            f"these are the newest {_MOST_LISTED} questions, and the server may have more; choose "
+            "some of them with --run or --thread"
+        )
     if as_json:
         click.echo(json.dumps(open_questions))
     elif not open_questions:
@@ -102,11 +113,11 @@ def answer(question: str, value: str, url: str, api_key: str | None) -> None:
     from agentrt.cli.human import read_choice
 
     path = f"questions/{quote(question, safe='')}"
-    fields = ask_server(url, api_key, "GET", path)
+    fields = ask_server(url, api_key, "GET", path, _FIELDS)
     if fields["state"] != "open":
         raise RefusedError(f"question {question} is not open any more: {fields['state']}")
     reply = read_choice(_form(fields), typed(value))
-    done = ask_server(url, api_key, "POST", path, json={"answer": reply})
+    done = ask_server(url, api_key, "POST", path, ["state"], json={"answer": reply})
     run = f": run {done['run']} continues" if "run" in done else ""
     asker = fields["run"] or f"thread {fields['thread']}"
     click.echo(f"answered the question of {asker}{run}", err=True)
@@ -128,12 +139,14 @@ def _form(question: dict[str, Any]) -> AnswerForm:
     return AnswerForm() if schema is None else free_form(schema)
 
 
-def ask_server(url: str, key: str | None, method: str, path: str, **request: Any) -> Any:
-    """Send a request to the server and return the JSON of its answer.
+def ask_server(
+    url: str, key: str | None, method: str, path: str, fields: Sequence[str], **request: Any
+) -> dict[str, Any]:
+    """Send a request to the server and return its answer, a JSON object with at least ``fields``.
 
     ``request`` are further arguments of httpx's ``request``. Raises `UsageError` for an invalid URL
     or API key, and for a request that the server rejects as invalid. Raises `RefusedError` if the
-    server cannot be reached, or rejects the request for another reason.
+    server cannot be reached, rejects the request for another reason, or gives another answer.
     """
     import httpx
 
@@ -164,12 +177,23 @@ def ask_server(url: str, key: str | None, method: str, path: str, **request: Any
             "another address with --url or AGENTRT_URL"
         ) from error
     if response.is_success:
-        return _json_of(response, url)
+        return _with_fields(_json_of(response), fields, url)
     why = _why(response)
     if response.status_code == httpx.codes.UNAUTHORIZED:
         raise UsageError(f"{url}: {why}; set the key with --api-key or AGENTRT_API_KEY")
     is_usage = response.status_code in (400, 403, 404, 413, 422)
     raise (UsageError if is_usage else RefusedError)(why)
+
+
+def list_at_server(
+    url: str, key: str | None, path: str, fields: Sequence[str], **request: Any
+) -> list[dict[str, Any]]:
+    """Return the objects that the server lists at ``path``, each with at least ``fields``. The
+    arguments and errors are those of `ask_server`.
+    """
+    listed = ask_server(url, key, "GET", path, ["data"], **request)["data"]
+    values = listed if isinstance(listed, list) else [None]
+    return [_with_fields(value, fields, url) for value in values]
 
 
 def _cause(error: Exception) -> str:
@@ -188,12 +212,22 @@ def _why(response: httpx.Response) -> str:
         )
 
 
-def _json_of(response: httpx.Response, url: str) -> Any:
-    from agentrt.cli.faults import RefusedError
-
+def _json_of(response: httpx.Response) -> Any:
+    """Return the JSON of the server's answer; None if the answer is not JSON."""
     try:
         return response.json()
-    except ValueError as error:
-        raise RefusedError(
-            f"{url} does not answer like an agentrt server; check the address and the port"
-        ) from error
+    except ValueError:
+        return None
+
+
+def _with_fields(value: Any, fields: Sequence[str], url: str) -> dict[str, Any]:
+    """Return a JSON object of the server's answer. Raises `RefusedError` for a value that is not an
+    object with these fields, because another program may listen at the address.
+    """
+    from agentrt.cli.faults import RefusedError
+
+    if isinstance(value, dict) and value.keys() >= set(fields):
+        return value
+    raise RefusedError(
+        f"{url} does not answer like an agentrt server; check the address and the port"
+    )

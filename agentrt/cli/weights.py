@@ -11,6 +11,7 @@ from agentrt.cli.questions import ask_server, server_options
 from agentrt.request.weights import MODES
 
 _MODE = click.Choice(MODES)
+_STATE = ("version", "path", "is_paused")
 
 
 @click.command(
@@ -30,7 +31,7 @@ def weights() -> None:
 @server_options
 def show(url: str, api_key: str | None) -> None:
     """Show the version of the weights, their folder, and whether generation is paused."""
-    _print(ask_server(url, api_key, "GET", "weight_info"))
+    _print(ask_server(url, api_key, "GET", "weight_info", _STATE))
 
 
 @click.command()
@@ -76,7 +77,7 @@ def update(url: str, api_key: str | None, path: str, **options: Any) -> None:
     old weights.
     """
     body = {"path": path, **{name: value for name, value in options.items() if value is not None}}
-    _print(ask_server(url, api_key, "POST", "update_weights", json=body, timeout=None))
+    _print(ask_server(url, api_key, "POST", "update_weights", _STATE, json=body, timeout=None))
 
 
 @click.command()
@@ -91,7 +92,7 @@ def update(url: str, api_key: str | None, path: str, **options: Any) -> None:
 )
 def pause(url: str, api_key: str | None, mode: str) -> None:
     """Pause generation. Calls wait until 'agentrt weights resume'."""
-    ask_server(url, api_key, "POST", "pause", params={"mode": mode}, timeout=None)
+    ask_server(url, api_key, "POST", "pause", ["status"], params={"mode": mode}, timeout=None)
     click.echo("paused")
 
 
@@ -99,7 +100,7 @@ def pause(url: str, api_key: str | None, mode: str) -> None:
 @server_options
 def resume(url: str, api_key: str | None) -> None:
     """Resume generation."""
-    ask_server(url, api_key, "POST", "resume")
+    ask_server(url, api_key, "POST", "resume", ["status"])
     click.echo("resumed")
 
 

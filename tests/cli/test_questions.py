@@ -100,6 +100,29 @@ async def test_questions_as_json_of_one_program(
     assert (question["program"], question["schema"]) == (runs[1].id, {"enum": ["red", "blue"]})
 
 
+async def test_more_than_a_hundred_questions_are_listed(
+    at: Commands, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for _ in range(103):
+        at.runtime.start(chooser)
+    await at.asked(103)
+    assert await at.call("questions") == 0
+    seen = capsys.readouterr()
+    assert (seen.out.count("Which?"), seen.err) == (103, "")
+
+
+def test_a_list_that_may_be_incomplete_says_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fields = "id", "run", "type", "thread", "question", "schema", "state"
+    question = {name: None if name == "schema" else name for name in fields}
+    monkeypatch.setattr(httpx, "request", refusing(200, json.dumps({"data": [question] * 1000})))
+    assert call(["questions", "--json"]) == 0
+    seen = capsys.readouterr()
+    assert len(json.loads(seen.out)) == 1000
+    assert "the newest 1000 questions" in seen.err
+
+
 async def test_a_bad_answer_is_a_usage_error_and_a_late_one_fails(
     at: Commands, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -146,6 +169,29 @@ def test_what_a_server_refuses_is_told(
     monkeypatch.setattr(httpx, "request", refusing(status, body))
     assert call(["questions"]) == code
     assert told in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        "questions",
+        "questions answer x yes",
+        "weights show",
+        "weights update /w",
+        "weights pause",
+        "weights resume",
+        "client claude --print",
+    ],
+)
+@pytest.mark.parametrize("body", ["{}", "[]", '"data"', '{"data": [{}]}', '{"data": 1}', "<html>"])
+def test_another_program_at_the_address_is_not_a_server(
+    args: str, body: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(httpx, "request", refusing(200, body))
+    assert call(args.split()) == 1
+    seen = capsys.readouterr()
+    assert (seen.out, seen.err.count("\n")) == ("", 1)
+    assert "does not answer like an agentrt server" in seen.err
 
 
 @pytest.mark.parametrize(
