@@ -51,13 +51,15 @@ class Plan:
 
     ``answers`` are the prepared answers to the questions of each program. ``questions`` are the
     questions that nobody answered. ``resumes`` maps the ids of runs that did not finish to the
-    commands that resume them.
+    commands that resume them. ``is_cut_short`` says that programs did not start, because the plan
+    was drained.
     """
 
     def __init__(self, starts: Iterable[Start] = (), answers: Sequence[str] = ()) -> None:
         self.answers = answers
         self.questions: list[OpenQuestion] = []
         self.resumes: dict[str, str] = {}
+        self.is_cut_short = False
         self._draining = False
         self._all = starts
 
@@ -77,6 +79,7 @@ class Plan:
     async def _each(self) -> AsyncGenerator[Start, None]:
         for start in self._all:
             if self._draining:
+                self.is_cut_short = True
                 return
             yield start
 

@@ -74,8 +74,9 @@ def questions() -> None:
 def ls(url: str, api_key: str | None, run: str | None, thread: str | None, as_json: bool) -> None:
     """List the open questions of the programs and graphs on a server.
 
-    The list has the newest 1,000 questions. Answer a question with 'agentrt questions answer ID VALUE'. For 'agentrt run
-    --dashboard', use the dashboard's address as --url.
+    The list has the newest 1,000 questions. Answer a question with 'agentrt questions
+    answer ID VALUE'. For 'agentrt run --dashboard', use the dashboard's address as
+    --url.
     """
     wanted = {"run": run, "thread": thread}
     params = {name: value for name, value in wanted.items() if value is not None}

@@ -13,7 +13,7 @@ from rich.console import Console
 from agentrt.batch.plain import plain, readable, tidy
 from agentrt.cli.engine_log import EngineLog
 from agentrt.cli.execute import CommandOutcome, Job
-from agentrt.cli.faults import INTERRUPTED, branch_code, place_of, program_fault, summary
+from agentrt.cli.faults import FAILED, INTERRUPTED, branch_code, place_of, program_fault, summary
 from agentrt.cli.human import UnansweredError
 from agentrt.cli.plan import OpenQuestion
 from agentrt.cli.streams import reader_left, say, show
@@ -61,9 +61,13 @@ def conclude(
         say(_fault(run, job, log))
     if len(losers) > _FAULTS_SHOWN:
         say(f"error: {len(losers)} of {len(outcome.runs)} runs failed")
+    if job.plan.is_cut_short:
+        say("error: SIGTERM came before all programs had started; the other programs did not run")
     _tell_questions(outcome.questions)
     _write_dag(job, outcome.runs)
     _write_timeline(job, outcome.runs)
+    if job.plan.is_cut_short:
+        return max(_code(losers), FAILED)
     return _code(losers) or (INTERRUPTED if outcome.questions else 0)
 
 

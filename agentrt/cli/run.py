@@ -58,10 +58,11 @@ Examples:
   agentrt run graph.py --checkpointer sqlite:t.db --thread tea --human yes
 
 \b
-Exit codes: 0 all programs returned a result; 1 a program or the engine failed;
-2 bad usage; 3 a graph waits for a human, and the command that answers was
-printed; 130 Ctrl-C. Results go to stdout, everything else to stderr. SIGTERM
-lets the running programs finish and starts no more; a second signal stops them.
+Exit codes: 0 all programs returned a result; 1 a program or the engine failed,
+or SIGTERM came before all programs had started; 2 bad usage;
+3 a graph waits for a human, and the command that answers was printed;
+130 Ctrl-C. Results go to stdout, everything else to stderr. SIGTERM lets the
+running programs finish and starts no more; a second signal stops them.
 """
 _program = Options("Program")
 _GRAPH_FLAGS = {

@@ -168,6 +168,21 @@ def test_sigterm_lets_the_programs_finish(run_program: Run) -> None:
     assert "SIGTERM: finishing 1 program," in ran.err
 
 
+@pytest.mark.parametrize(("live", "results", "code"), [(1, 2, 1), (5, 5, 0)])
+def test_programs_that_sigterm_kept_from_starting_have_no_result(
+    live: int, results: int, code: int, run_program: Run
+) -> None:
+    source = (
+        "import os, signal\nbegun = 0\n@program\nasync def ends(ctx):\n"
+        "    global begun\n    begun += 1\n"
+        "    if begun == 2: os.kill(os.getpid(), signal.SIGTERM)\n"
+        "    return str(await ctx.llm('to the end'))\n"
+    )
+    ran = run_program(source, "--n", 5, "--max-live", live, "--json")
+    assert (ran.code, ran.json["results"]) == (code, ["to the end"] * results)
+    assert ("error: SIGTERM came before all programs had started" in ran.err) == bool(code)
+
+
 def test_so_many_programs_are_live_at_once(run_program: Run) -> None:
     source = (
         "import asyncio\nlive = most = 0\n@program\nasync def counts(ctx):\n"
