@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from agentrt.request.text import ReadsAsText
@@ -45,12 +45,14 @@ def readable(value: Any) -> Any:
     return value.text if isinstance(value, ReadsAsText) else plain(value)
 
 
-def as_json(value: Any) -> str:
-    """Return any value as one line of standard JSON, with NaN and infinity as texts."""
+def as_json(value: Any, default: Callable[[Any], Any] = readable) -> str:
+    """Return any value as one line of standard JSON, with NaN and infinity as texts. ``default``
+    converts values that JSON cannot represent.
+    """
     try:
-        return json.dumps(tidy(value), default=readable, ensure_ascii=False, allow_nan=False)
+        return json.dumps(tidy(value), default=default, ensure_ascii=False, allow_nan=False)
     except ValueError:
-        text = json.dumps(tidy(value), default=readable)
+        text = json.dumps(tidy(value), default=default)
         return json.dumps(json.loads(text, parse_constant=str), ensure_ascii=False)
 
 

@@ -5,7 +5,6 @@ progress.
 from __future__ import annotations
 
 import asyncio
-import json
 import math
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -49,7 +48,7 @@ from agentrt.cli.load import LoadedGraph, LoadedTarget, import_file, load_progra
 from agentrt.cli.results import print_summary, shortened
 from agentrt.cli.screen import LiveScreen, Screen
 from agentrt.cli.signals import Drain, Interrupts
-from agentrt.cli.streams import say
+from agentrt.cli.streams import say, show_json
 from agentrt.cli.tools import ToolSources, read_tools
 from agentrt.cli.traces import opened_runtime, read_traces
 from agentrt.errors import (
@@ -456,7 +455,7 @@ def _conclude(job: _BatchJob, console: Console, *, complete: bool, as_json: bool
     """Print a summary of the results, and return the exit code."""
     summary = summarize(read_results(job.out.path))
     if as_json:
-        click.echo(json.dumps(summary))
+        show_json(summary)
     print_summary(summary, console)
     path = job.out.path
     where = f"results: {path}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from threading import Thread
 
@@ -13,7 +12,7 @@ from rich.text import Text
 
 from agentrt.cli.checks import CHECKS, MISSING, OK, WARNING, Check, CheckResult, DoctorOptions
 from agentrt.cli.faults import FAILED, summary
-from agentrt.cli.streams import printable
+from agentrt.cli.streams import printable, show_json
 from agentrt.errors import AgentrtError, ConfigError
 from agentrt.extras import install_command
 
@@ -58,7 +57,7 @@ def doctor(as_json: bool, **options: str | None) -> int:
     healthy = all(result.state != MISSING for result in results.values())
     if as_json:
         checks = [{"check": name, **result.to_dict()} for name, result in results.items()]
-        click.echo(json.dumps({"ok": healthy, "checks": checks}))
+        show_json({"ok": healthy, "checks": checks})
     else:
         _show(results)
     return 0 if healthy else FAILED

@@ -75,8 +75,8 @@ class GraphPlan(Plan):
     """
 
     def __init__(self, target: LoadedGraph, terms: GraphTerms, invocation: Invocation) -> None:
-        # No answers for `Human`: `_replies` uses the prepared answers. `Human` would count them anew
-        # for each resume, because a resume is another program.
+        # `Human` gets no answers, because `_replies` uses the prepared answers. `Human` would count
+        # them anew for each resume, which is another program.
         super().__init__()
         self._target = target
         self._terms = terms

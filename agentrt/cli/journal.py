@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager
 from importlib.util import find_spec
@@ -12,7 +11,7 @@ import click
 
 from agentrt.cli.journal_text import comparison_text, history_json, history_text, list_text
 from agentrt.cli.lazy import LazyGroup
-from agentrt.cli.streams import printable
+from agentrt.cli.streams import printable, show_json
 from agentrt.cli.values import check_output
 from agentrt.errors import JournalError
 from agentrt.extras import install_command
@@ -121,7 +120,7 @@ def ls(file: str, limit: int, kind: str | None, state: str | None, as_json: bool
     with read_journal_at(file) as store:
         programs = list(histories(store, type=kind, state=state, limit=limit))
     if as_json:
-        click.echo(json.dumps([program_json(program) for program in programs]))
+        show_json([program_json(program) for program in programs])
     elif not programs:
         click.echo(f"journal {printable(file)} contains no matching run", err=True)
     else:
@@ -147,7 +146,7 @@ def show(
     _write_dags(dag, past)
     only = None if wanted is None else find(past, wanted)
     if as_json:
-        click.echo(json.dumps(history_json(past, only)))
+        show_json(history_json(past, only))
     else:
         _print(history_text(past, only=only, full=full or only is not None))
 
@@ -172,7 +171,7 @@ def diff(
     first, second = history_at(file, program), history_at(other_file or file, other)
     _write_dags(dag, first, second)
     if as_json:
-        click.echo(json.dumps(comparison(first, second)))
+        show_json(comparison(first, second))
     else:
         _print(comparison_text(first, second))
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import orjson
 
+from agentrt.batch.plain import as_json
 from agentrt.cli.timeline import CALL, Slice, Timeline
 from agentrt.cli.values import check_output
 from agentrt.errors import ConfigError
@@ -39,8 +40,13 @@ def write(timelines: Sequence[Timeline], path: Path) -> None:
     for timeline in timelines:
         events.add_program(timeline)
     events.add_engines([node for line in timelines for node in line.nodes if node.kind == CALL])
+    values = {"traceEvents": events.all, "displayTimeUnit": "ms"}
     try:
-        path.write_bytes(orjson.dumps({"traceEvents": events.all, "displayTimeUnit": "ms"}))
+        data = orjson.dumps(values)
+    except orjson.JSONEncodeError:  # a name has a lone surrogate
+        data = as_json(values).encode("utf-8", "replace")
+    try:
+        path.write_bytes(data)
     except OSError as error:
         raise ConfigError(f"trace {str(path)!r}: {error.strerror or error}") from error
 

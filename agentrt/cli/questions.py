@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import textwrap
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -12,7 +11,7 @@ import click
 
 from agentrt.cli.lazy import LazyGroup
 from agentrt.cli.options import run_option
-from agentrt.cli.streams import printable, say, typed
+from agentrt.cli.streams import printable, say, show_json, typed
 
 if TYPE_CHECKING:
     import httpx
@@ -89,7 +88,7 @@ def ls(url: str, api_key: str | None, run: str | None, thread: str | None, as_js
             "some of them with --run or --thread"
         )
     if as_json:
-        click.echo(json.dumps(open_questions))
+        show_json(open_questions)
     elif not open_questions:
         click.echo(f"no questions are open at {url}", err=True)
     else:

@@ -7,16 +7,15 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-import click
 from rich.console import Console
 
-from agentrt.batch.plain import plain, readable, tidy
+from agentrt.batch.plain import readable, tidy
 from agentrt.cli.engine_log import EngineLog
 from agentrt.cli.execute import CommandOutcome, Job
 from agentrt.cli.faults import FAILED, INTERRUPTED, branch_code, place_of, program_fault, summary
 from agentrt.cli.human import UnansweredError
 from agentrt.cli.plan import OpenQuestion
-from agentrt.cli.streams import reader_left, say, show
+from agentrt.cli.streams import reader_left, say, show, show_json
 from agentrt.cli.tables import print_report
 from agentrt.errors import (
     CallRejectedError,
@@ -51,7 +50,7 @@ def conclude(
         if isinstance(run.error, BrokenPipeError) and reader_left():
             raise run.error  # the reader has closed our output, as `| head` does
     if as_json:
-        click.echo(json.dumps(to_json(outcome), default=plain, ensure_ascii=False))
+        show_json(to_json(outcome))
     else:
         _print_results(outcome.runs)
         print_report(outcome, console)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from rich.table import Table
 
 from agentrt.cli.lazy import LazyGroup
 from agentrt.cli.plots import check_plot, draw_scores
-from agentrt.cli.streams import counted, printable
+from agentrt.cli.streams import counted, printable, show_json
 from agentrt.errors import UsageError
 
 _COMMANDS = {
@@ -61,7 +60,7 @@ def show(file: Path, plot: Path | None, as_json: bool) -> None:
     summary = summarize(read_results(file))
     _draw({file: summary["scores"]}, plot)
     if as_json:
-        click.echo(json.dumps(summary))
+        show_json(summary)
     else:
         print_summary(summary, Console(markup=False, emoji=False))
 
@@ -131,7 +130,7 @@ def diff(
     if plot is not None:
         _draw({file: summarize(read_results(file))["scores"] for file in (before, after)}, plot)
     if as_json:
-        click.echo(json.dumps(comparison))
+        show_json(comparison)
     else:
         _print_comparison(comparison, Console(markup=False, emoji=False))
 
@@ -187,7 +186,7 @@ def _diff_programs(
     if dag is not None:
         write([dag_of(history) for history in histories], dag)
     if as_json:
-        click.echo(json.dumps(comparison(first, second)))
+        show_json(comparison(first, second))
     else:
         for line in comparison_text(first, second):
             click.echo(printable(line))

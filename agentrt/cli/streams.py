@@ -10,11 +10,13 @@ from __future__ import annotations
 import codecs
 import contextlib
 import io
+import json
 import logging
 import os
 import re
 import select
 import sys
+from typing import Any
 
 import click
 
@@ -90,6 +92,20 @@ def show(text: str) -> None:
     """Print a line on stdout: without control characters on a terminal, else unchanged."""
     whole = text.encode("utf-8", "replace").decode()  # the text may have lone surrogates
     click.echo(printable(text) if sys.stdout.isatty() else whole, color=True)
+
+
+def show_json(value: Any) -> None:
+    """Print any value on stdout as one line of standard JSON. Characters that stdout cannot encode,
+    such as lone surrogates, are escaped.
+    """
+    from agentrt.batch.plain import as_json, plain  # imported here, so that --help stays fast
+
+    text = as_json(value, plain)
+    try:
+        text.encode(sys.stdout.encoding or "utf-8")
+    except UnicodeEncodeError:
+        text = json.dumps(json.loads(text))
+    click.echo(text)
 
 
 def guard_log() -> None:

@@ -4,14 +4,13 @@ cache.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 
 import click
 
 from agentrt.cli.journal import read_journal_at
 from agentrt.cli.journal_text import aligned
-from agentrt.cli.streams import printable
+from agentrt.cli.streams import printable, show_json
 from agentrt.errors import JournalError
 from agentrt.journal.analysis.misses import Miss, misses_of
 from agentrt.journal.analysis.reading import listed
@@ -48,7 +47,7 @@ def why(file: str, program: str | None, as_json: bool) -> None:
         recorded = read_program(store, program or _last(store))
     pieces, misses = recorded.pieces(), misses_of(recorded)
     if as_json:
-        click.echo(json.dumps(why_json(recorded, pieces, misses)))
+        show_json(why_json(recorded, pieces, misses))
         return
     for line in (*_table(recorded, shares_of(pieces)), *_miss_lines(recorded, misses)):
         click.echo(printable(line))

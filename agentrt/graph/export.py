@@ -95,7 +95,7 @@ def write(dags: ExecutionDAG | Sequence[ExecutionDAG], path: str | os.PathLike[s
             f"cannot write a graph to {target.name!r}: "
             "name a file that ends in .json (data) or .mmd (a Mermaid drawing)"
         )
-    target.write_text(text, encoding="utf-8")
+    target.write_text(text, "utf-8", "replace")  # names may have lone surrogates
 
 
 def _node_json(node: Node) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import pty
 import subprocess
@@ -92,3 +93,33 @@ def test_a_result_goes_into_a_file_as_it_is_and_onto_a_terminal_as_it_can_be_sho
     os.close(ours)
     assert told.startswith("a\ufffd]0;owned")
     assert "\x1b" not in told
+
+
+ODD = """
+@program
+async def odd(ctx):
+    await ctx.human('Half of a pair: \\ud800')
+    return ['\\ud800', float('nan'), float('inf'), 'é']
+"""
+
+
+def test_json_has_any_result_in_standard_json(run_program: Run) -> None:
+    ran = run_program(ODD, "--human", "yes", "--json")
+    assert ran.code == 0
+    value = json.loads(ran.out.splitlines()[-1], parse_constant=pytest.fail)
+    assert value["results"] == [["\ud800", "NaN", "Infinity", "é"]]
+
+
+def test_json_has_any_error(run_program: Run) -> None:
+    ran = run_program("@program\nasync def bad(ctx):\n    raise ValueError('\\ud800')\n", "--json")
+    assert (ran.code, ran.json["programs"][0]["error"]) == (1, "ValueError: \ud800")
+
+
+@pytest.mark.parametrize("option", ["--dag=graph.json", "--trace=trace.json"])
+def test_files_accept_any_question(
+    option: str, run_program: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run_program(ODD, "--human", "yes", option).code == 0
+    text = (tmp_path / option.partition("=")[2]).read_text("utf-8")
+    assert "Half of a pair: ?" in text

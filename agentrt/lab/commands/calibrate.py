@@ -8,7 +8,6 @@ and short and long contexts. Each step is timed, and a step-time model is fitted
 from __future__ import annotations
 
 import asyncio
-import json
 import random
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
@@ -18,6 +17,7 @@ import click
 
 from agentrt.cli.options import Options, RunCommand, batch_option, model_option
 from agentrt.cli.signals import Interrupts
+from agentrt.cli.streams import show_json
 from agentrt.cli.values import check_output
 from agentrt.executors.base import last_reply
 from agentrt.executors.vllm.options import EngineOptions, check_model, has_gpus
@@ -88,7 +88,7 @@ def calibrate(engine_flags: tuple[str, ...], **options: Any) -> None:
         note(f"written: {options['out']}")
     click.echo(table(model))
     if options["as_json"]:
-        click.echo(json.dumps(asdict(model)))
+        show_json(asdict(model))
 
 
 async def _calibrate(options: EngineOptions, rounds: int) -> StepTimeModel:

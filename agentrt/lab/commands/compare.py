@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import replace
@@ -31,7 +30,7 @@ from agentrt.cli.plan import Plan, Start
 from agentrt.cli.report import conclude
 from agentrt.cli.run import plan_of
 from agentrt.cli.signals import Drain, Interrupts
-from agentrt.cli.streams import say
+from agentrt.cli.streams import say, show_json
 from agentrt.cli.values import check_output, read_input
 from agentrt.errors import UsageError
 from agentrt.executors.base import Chunk, ForwardingExecutor
@@ -157,7 +156,7 @@ def _run(job: Job, plan: _Turns, options: dict[str, Any]) -> int:
     types = dict.fromkeys(program.shape.type for program in each[0])
     comparison = replace(comparison, learned=past.of(types))
     if options["as_json"]:
-        click.echo(json.dumps(values(comparison)))
+        show_json(values(comparison))
     else:
         click.echo(report_text(comparison))
     write(options["plot"], drawing(comparison) if options["plot"] else "")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ import click
 
 from agentrt.cli.options import RunCommand
 from agentrt.cli.plots import check_plot
+from agentrt.cli.streams import show_json
 from agentrt.errors import ConfigError
 from agentrt.files import is_database
 from agentrt.lab.commands.options import (
@@ -147,7 +147,7 @@ def replay(journal: Path, **options: Any) -> None:
     runs = [replays.as_recorded(recording, specs[0]), *replayed]
     if options["as_json"]:
         engine_values = {"settings": settings, "engine": dict(recording.engine)}
-        click.echo(json.dumps({**engine_values, "runs": replay_values(runs)}))
+        show_json({**engine_values, "runs": replay_values(runs)})
     else:
         click.echo(f"{head}\n\n{replay_tables(runs)}")
     if options["plot"]:

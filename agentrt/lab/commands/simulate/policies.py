@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,7 +9,7 @@ import click
 
 from agentrt.cli.lazy import REMOVED_IN
 from agentrt.cli.options import together
-from agentrt.cli.streams import say
+from agentrt.cli.streams import say, show_json
 from agentrt.errors import ConfigError
 from agentrt.lab.commands.options import (
     ManyCommand,
@@ -128,7 +127,7 @@ def simulate_run(options: dict[str, Any], machine: Machine) -> None:
             return
         common = conditions(specs, seeds, BASELINE)
         if options["as_json"]:
-            click.echo(json.dumps(as_values(series, specs, common)))
+            show_json(as_values(series, specs, common))
             return
         head = f"{setting.count} programs ({setting.source.name}), arrivals: {setting.pressure}."
         parts = [f"{head} {about(specs, seeds)}", values_table(series)]
