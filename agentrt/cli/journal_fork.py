@@ -122,7 +122,8 @@ def _planned(
     durable = Durable(id=row.id, draws_as=base_of(row.id))
     start = Start(code, loads(input_json), row.session, {"tenant": row.tenant}, durable)
     reruns = (options["on_divergence"] or ("rerun" if sets else "fail")) == "rerun"
-    return Plan([start]), JournalPlan(partial(SQLiteStore, path), JournalOptions(reruns=reruns))
+    plan = JournalPlan(partial(SQLiteStore, path), JournalOptions(reruns=reruns))
+    return Plan([start], options["answers"]), plan
 
 
 def _program(old: History, target: str) -> Program:

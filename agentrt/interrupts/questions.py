@@ -26,7 +26,8 @@ class Question:
     """A question of a program.
 
     ``earlier`` is the number of questions that the program asked before, also before it was
-    resumed. ``created_at`` and ``expires_at`` are seconds on the clock of `Questions`.
+    resumed. For a fork, the questions of the run from which it was made do not count.
+    ``created_at`` and ``expires_at`` are seconds on the clock of `Questions`.
     """
 
     text: str

@@ -582,6 +582,14 @@ class NodeRecord:
         """The key of the node, which is the same for all attempts."""
         return self.program.key_of(self.place)
 
+    @property
+    def is_inherited(self) -> bool:
+        """Whether the program is a fork, and the node was recorded by the run from which the fork
+        was made.
+        """
+        root = self.program.past.root
+        return self.past is not None and (root is None or self.past.first < root.first)
+
     def begin(self) -> None:
         """Record the start of an attempt, with the next batch."""
         if self.kept:

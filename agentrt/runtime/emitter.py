@@ -345,6 +345,7 @@ class LiveEmitter:
         earlier = sum(node.kind is NodeKind.HUMAN for node in run.dag.nodes())
         question = Question(text, run.id, run.type, run.row.tenant, form, earlier)
         question.id = key or question.id
+        question.earlier -= run.inherited_questions
         deadline = None if timeout is None else self.registry.clock() + timeout
         interrupt = Interrupt("human", deadline=deadline, key=question.id, attempt=1)
         with self._interrupted(NodeKind.HUMAN, text, scope, after, interrupt), tracking.outside():

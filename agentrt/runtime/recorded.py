@@ -510,6 +510,8 @@ class Recorded:
         kind = KINDS.get(node.start.kind)
         if kind is None:
             return value
+        if kind is NodeKind.HUMAN and node.is_inherited:
+            self._live.run.inherited_questions += 1
         report = None
         if kind is NodeKind.CALL:
             # The numbers of steps in the report are numbers of an earlier engine.

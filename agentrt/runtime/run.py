@@ -94,6 +94,8 @@ class Run:
     """The first words of the run's input, by which people recognize the run."""
     recalled: ProgramStats = field(default_factory=lambda: ProgramStats("", ""), repr=False)
     """The part of the costs in ``row`` that was paid before the program was resumed."""
+    inherited_questions: int = 0
+    """The number of questions in a fork's DAG that the run asked from which the fork was made."""
     tokens: TokenLog | None = field(default=None, repr=False)
     """The tokens of the run's calls; None if the tokens are not recorded."""
     weights_version: int | None = None

@@ -186,6 +186,26 @@ def test_a_fork_of_a_journal_in_use_says_where_else_it_may_go(
     assert "--into OTHER.journal" in refused.said
 
 
+def test_the_answers_of_a_fork_are_for_the_questions_that_it_asks(
+    command: Run, runs: Run, write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """1. The first answer is in the record. 2. The fork stops at its second question. 3. The same
+    command goes on there.
+    """
+    monkeypatch.setattr("sys.stdin", io.StringIO())
+    path = write("""
+@program
+async def asks(ctx):
+    return [await ctx.human(name) for name in "abc"]
+""")
+    given: list[Any] = ["--journal", tmp_path / "j", "--human", "1", "--human", "2", "--human", "3"]
+    assert command("run", path, *given).code == 0
+    forking: list[Any] = ["fork", tmp_path / "j", "asks-1", path, "--at", "0#1", "--human", "two"]
+    assert runs(*forking).code == 2
+    ended = runs(*forking, "--human", "three", "--json")
+    assert ended.json["results"] == [["1", "two", "three"]]
+
+
 def test_a_fork_has_another_input(journal: Path, prog: Path, runs: Run, command: Run) -> None:
     """The command that made the old program is not disturbed by that."""
     forking: list[Any] = ["fork", journal, "main-1", prog, "--at", "human", "--human", "yes"]
