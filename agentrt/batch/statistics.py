@@ -112,7 +112,7 @@ def summarize(results: Iterable[Result], *, seed: int = 0) -> dict[str, Any]:
             seconds.append(result.seconds)
             slowest = sorted([*slowest, (result.seconds, result.id, result.sample)], reverse=True)
             del slowest[_SLOWEST:]
-        if result.failed and len(failures) < _FAILURES:
+        if result.state == "failed" and len(failures) < _FAILURES:
             failures.append({"id": result.id, "sample": result.sample, "error": result.error})
         for name, value in result.scores.items():
             sums.setdefault(name, _ScoreSums()).values[result.id].append(value)

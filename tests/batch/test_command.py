@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from agentrt.batch.results import Result
 from agentrt.scheduler.config import SchedulerConfig
 from tests.batch.conftest import Records, lines
 from tests.cli.conftest import Run, Write, python
@@ -486,3 +487,15 @@ def test_a_drawing_that_cannot_be_made_is_one_line(
         assert (ran.code, says in ran.err, "Traceback" in ran.err) == (2, True, False)
         ran = command("results", *arguments, "--plot", tmp_path / "plot.svg")
         assert (ran.code, "no scores to draw" in ran.err) == (2, True)
+
+
+def test_stopped_runs_are_not_shown_as_failed(command: Run, tmp_path: Path) -> None:
+    stopped = [Result(str(n), 0, "stopped", error="limit", over="max-calls") for n in range(5)]
+    failed = [Result(str(n), 0, "failed", error="Oops") for n in range(5, 12)]
+    out = tmp_path / "r.jsonl"
+    out.write_bytes(b"".join(result.to_line() for result in (*stopped, *failed)))
+    told = command("results", "show", out).out.splitlines()
+    assert [line for line in told if line.startswith("failed: ")] == [
+        *(f"failed: {n}: Oops" for n in range(5, 10)),
+        "failed: 2 more",
+    ]
