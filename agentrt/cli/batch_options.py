@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from agentrt.cli.options import Options, together
+from agentrt.cli.options import FileText, Options, together
 
 _batch = Options("Batch")
 _NAMES = {
@@ -32,6 +32,7 @@ inputs_options = together(
         "FILE|-",
         "Run the program on each record of this file: .jsonl, .json (a list), .csv, .tsv or "
         ".parquet, also with .gz or .zst. - reads the standard input, in any of these formats.",
+        type=FileText(),
         once=True,
     ),
     _batch.file(

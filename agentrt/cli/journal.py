@@ -11,6 +11,7 @@ import click
 
 from agentrt.cli.journal_text import comparison_text, history_json, history_text, list_text
 from agentrt.cli.lazy import LazyGroup
+from agentrt.cli.options import FilePath, FileText
 from agentrt.cli.streams import printable, show_json
 from agentrt.cli.values import check_output
 from agentrt.errors import JournalError
@@ -38,12 +39,12 @@ if find_spec("agentrt.lab"):  # an installation may leave the laboratory out
         "agentrt.lab.commands.replay:replay",
         "Replay recorded runs under other policies.",
     )
-_file = click.argument("file", metavar="FILE")
+_file = click.argument("file", metavar="FILE", type=FileText())
 _program = click.argument("program", metavar="ID")
 _json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 _dag = click.option(
     "--dag",
-    type=click.Path(path_type=Path),
+    type=FilePath(),
     metavar="FILE",
     help="Write the execution graph to this file: .json for data, .mmd for a Mermaid drawing.",
 )
@@ -156,7 +157,11 @@ def show(
 @_program
 @click.argument("other", metavar="OTHER")
 @click.option(
-    "--with", "other_file", metavar="FILE2", help="Journal of the run OTHER.  [default: FILE]"
+    "--with",
+    "other_file",
+    type=FileText(),
+    metavar="FILE2",
+    help="Journal of the run OTHER.  [default: FILE]",
 )
 @_json
 @_dag

@@ -13,7 +13,7 @@ import click
 from agentrt.cli.journal import history_at, is_url
 from agentrt.cli.journals import JournalPlan
 from agentrt.cli.load import load_program
-from agentrt.cli.options import Options, RunCommand, scheduling_options, tool_options
+from agentrt.cli.options import FileText, Options, RunCommand, scheduling_options, tool_options
 from agentrt.cli.plan import Plan, Start
 from agentrt.cli.run import accept_input, engine_group, human_options, output_group, run_planned
 from agentrt.cli.streams import say
@@ -44,7 +44,7 @@ class _ForkCommand(RunCommand):
 
 
 @click.command(cls=_ForkCommand, epilog=_EPILOG)
-@click.argument("file", metavar="FILE")
+@click.argument("file", metavar="FILE", type=FileText())
 @click.argument("program", metavar="ID")
 @click.argument("target", metavar="PROGRAM.py[:NAME]")
 @_fork.text(

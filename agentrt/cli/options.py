@@ -141,7 +141,7 @@ class Options:
 
     def file(self, flag: str, about: str, *, dir_okay: bool = False, **terms: Any) -> Decorator:
         """Make an option that takes a file's path."""
-        kind = click.Path(dir_okay=dir_okay, path_type=Path)
+        kind = FilePath(dir_okay=dir_okay)
         return self.text(flag, "FILE", about, type=kind, **terms)
 
     def flag(self, flag: str, about: str, name: str | None = None) -> Decorator:
@@ -149,7 +149,32 @@ class Options:
         return self(flag, *_and(name), is_flag=True, help=about)
 
 
-class _FileOrNone(click.Path):
+class FileText(click.ParamType):  # type: ignore[type-arg]  # not generic before click 8.5
+    """The type of a text that names a file, or something other than a file in a special form.
+
+    An empty text is refused. It often comes from a variable of the shell that is not set, and would
+    name the current folder.
+    """
+
+    name = "file"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if value == "":
+            self.fail("the name is empty; name a file", param, ctx)
+        return value
+
+
+class FilePath(click.Path):
+    """The type of a file's path. An empty text is refused, as by `FileText`."""
+
+    def __init__(self, *, dir_okay: bool = True, path_type: type[Any] = Path) -> None:
+        super().__init__(dir_okay=dir_okay, path_type=path_type)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        return super().convert(FileText().convert(value, param, ctx), param, ctx)
+
+
+class _FileOrNone(FilePath):
     """The type of an option whose value is a file's path or the word none."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
@@ -257,7 +282,7 @@ history_option = scheduling.text(
     "FILE|none",
     "File that keeps the statistics of programs from run to run. none: start without statistics "
     "and keep none.  [default: a file for the model and the engine's size, in your data folder]",
-    type=_FileOrNone(dir_okay=False),
+    type=_FileOrNone(dir_okay=False, path_type=str),
 )
 scheduling_options = together(
     scheduling.text(
@@ -346,7 +371,7 @@ tool_options = together(
         "FILE",
         "File of MCP servers whose tools the programs may use, in the format of desktop clients: "
         '{"mcpServers": {"NAME": {"command": …} or {"url": …}}}. May be repeated.',
-        type=click.Path(path_type=Path),
+        type=FilePath(),
     ),
     tools.several(
         "--tools",

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from agentrt.cli.lazy import LazyGroup
+from agentrt.cli.options import FilePath, FileText
 from agentrt.cli.plots import check_plot, draw_scores
 from agentrt.cli.streams import counted, printable, show_json
 from agentrt.errors import UsageError
@@ -22,7 +23,7 @@ _COMMANDS = {
 _json = click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
 _plot = click.option(
     "--plot",
-    type=click.Path(path_type=Path),
+    type=FilePath(),
     metavar="FILE",
     help="Plot the mean and the 95% interval of each score to FILE (.svg, .png or .pdf).",
 )
@@ -43,7 +44,7 @@ def results() -> None:
 
 
 @click.command()
-@click.argument("file", type=click.Path(path_type=Path), metavar="FILE")
+@click.argument("file", type=FilePath(), metavar="FILE")
 @_plot
 @_json
 def show(file: Path, plot: Path | None, as_json: bool) -> None:
@@ -66,8 +67,8 @@ def show(file: Path, plot: Path | None, as_json: bool) -> None:
 
 
 @click.command()
-@click.argument("before", type=click.Path(path_type=Path), metavar="A")
-@click.argument("after", type=click.Path(path_type=Path), metavar="B")
+@click.argument("before", type=FilePath(), metavar="A")
+@click.argument("after", type=FilePath(), metavar="B")
 @click.option(
     "--id", "item", metavar="ID", help="Compare the two runs of this input, node by node."
 )
@@ -79,14 +80,22 @@ def show(file: Path, plot: Path | None, as_json: bool) -> None:
     help="With --id, the number of the sample to compare, from 0.  [default: 0]",
 )
 @click.option(
-    "--journal-a", "first_journal", metavar="FILE", help="The journal of A.  [default: A.journal]"
+    "--journal-a",
+    "first_journal",
+    type=FileText(),
+    metavar="FILE",
+    help="The journal of A.  [default: A.journal]",
 )
 @click.option(
-    "--journal-b", "second_journal", metavar="FILE", help="The journal of B.  [default: B.journal]"
+    "--journal-b",
+    "second_journal",
+    type=FileText(),
+    metavar="FILE",
+    help="The journal of B.  [default: B.journal]",
 )
 @click.option(
     "--dag",
-    type=click.Path(path_type=Path),
+    type=FilePath(),
     metavar="FILE",
     help="With --id, write the execution graphs of both runs to this file: .json for data, "
     ".mmd for a Mermaid drawing.",

@@ -238,7 +238,7 @@ def _refuse_graph_options(program: Program, options: dict[str, Any]) -> None:
     from agentrt.errors import UsageError
 
     for key, flag in _GRAPH_FLAGS.items():
-        if options[key]:
+        if options[key] is not None:
             raise UsageError(
                 f"{flag} is for LangGraph graphs, and {program.name!r} is an agentrt program; "
                 "leave it out"

@@ -9,6 +9,8 @@ import click
 
 from agentrt.cli.options import (
     SIMULATED,
+    FilePath,
+    FileText,
     Options,
     RunCommand,
     batch_option,
@@ -190,6 +192,7 @@ _server, _tenants, _events = Options("Server"), Options("Tenants"), Options("Eve
     "File that records each call, tool and answer of programs; off: no journal. After a restart of "
     "the server, programs resume if --on started them, or if their client did not wait for them.  "
     "[default: a file next to the database, or the database itself if that is PostgreSQL]",
+    type=FileText(),
 )
 @journal_options
 @Options("Journal").count(
@@ -275,7 +278,7 @@ def keys() -> None:
     "--file",
     "path",
     required=True,
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=FilePath(dir_okay=False),
     metavar="FILE",
     help="File of keys. It is created if it does not exist. It stores only a hash of each key.",
 )

@@ -65,7 +65,8 @@ def read_job(targets: tuple[str, ...], flags: tuple[str, ...], options: dict[str
     an error.
     """
     engine = engine_options(options, flags, metrics=True)
-    options["database"] = options["database"] or default_database()
+    if options["database"] is None:
+        options["database"] = default_database()
     Address.parse(options["database"])  # raises for a wrong address before an engine starts
     served: dict[str, Any] = {}
     for target in targets:

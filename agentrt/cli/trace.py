@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from agentrt.cli.options import run_option
+from agentrt.cli.options import FilePath, FileText, run_option
 
 _EPILOG = """\b
 Examples:
@@ -20,8 +20,8 @@ its programs run. 'agentrt run --trace FILE' needs no journal. Exit codes: 0 wri
 
 
 @click.command(epilog=_EPILOG)
-@click.argument("file", metavar="FILE")
-@click.argument("out", metavar="OUT", type=click.Path(path_type=Path))
+@click.argument("file", metavar="FILE", type=FileText())
+@click.argument("out", metavar="OUT", type=FilePath())
 @run_option("Write only this run.  [default: all]")
 def trace(file: str, out: Path, run: str | None) -> None:
     """Write the runs of a journal to OUT, as a timeline for Perfetto.

@@ -10,6 +10,7 @@ import click
 
 from agentrt.cli.journal import read_journal_at
 from agentrt.cli.journal_text import aligned
+from agentrt.cli.options import FileText
 from agentrt.cli.streams import printable, show_json
 from agentrt.errors import JournalError
 from agentrt.journal.analysis.misses import Miss, misses_of
@@ -27,7 +28,7 @@ _SHOWN_S = 0.005
 
 
 @click.command()
-@click.argument("file", metavar="FILE")
+@click.argument("file", metavar="FILE", type=FileText())
 @click.argument("program", metavar="[ID]", required=False)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def why(file: str, program: str | None, as_json: bool) -> None:

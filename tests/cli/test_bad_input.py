@@ -355,3 +355,37 @@ def test_an_unknown_command_names_only_commands_that_work(
     assert ran.code == 2
     assert [word for word in words if word not in ran.err] == []
     assert "bench" not in ran.err.replace("bnech", "")
+
+
+@pytest.mark.parametrize(
+    ("command", "name"),
+    [
+        ("run p.py --inputs in.jsonl --out", "--out"),
+        ("run p.py --out out.jsonl --inputs", "--inputs"),
+        ("run p.py --history", "--history"),
+        ("run p.py --mcp", "--mcp"),
+        ("run p.py --checkpointer", "--checkpointer"),
+        ("serve p.py --journal", "--journal"),
+        ("serve p.py --database", "--database"),
+        ("journal ls", "FILE"),
+        ("journal why", "FILE"),
+        ("journal diff j a b --with", "--with"),
+        ("journal replay", "FILE"),
+        ("results show r.jsonl --plot", "--plot"),
+        ("results diff a b --id x --journal-a", "--journal-a"),
+        ("keys new ann --file", "--file"),
+        ("simulate run --workload", "--workload"),
+        ("simulate run --step-time", "--step-time"),
+    ],
+)
+def test_the_value_of_a_variable_that_is_not_set_names_no_file(
+    command: str,
+    name: str,
+    refused: Refused,
+    write: Write,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    write("@program\nasync def main(ctx): return 1\n").rename(tmp_path / "p.py")
+    monkeypatch.chdir(tmp_path)
+    refused(*command.split(), "", says=[name])

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from agentrt.cli.options import RunCommand
+from agentrt.cli.options import FilePath, RunCommand
 from agentrt.cli.plots import check_plot
 from agentrt.cli.streams import show_json
 from agentrt.errors import ConfigError
@@ -86,7 +86,7 @@ class ReplayCommand(RunCommand, ManyCommand):
 
 
 @click.command(cls=ReplayCommand, epilog=_EPILOG)
-@click.argument("journal", metavar="FILE", type=click.Path(path_type=Path))
+@click.argument("journal", metavar="FILE", type=FilePath())
 @policy_option(f"Policies to compare, after the recorded policy.  [default: {','.join(_POLICIES)}]")
 @click.option(
     "--depth",

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from agentrt.cli.lazy import REMOVED_IN
-from agentrt.cli.options import together
+from agentrt.cli.options import FileText, together
 from agentrt.cli.streams import say, show_json
 from agentrt.errors import ConfigError
 from agentrt.lab.commands.options import (
@@ -94,7 +94,7 @@ run_options: Option = together(
 
 
 @click.command(cls=ManyCommand, epilog=_EPILOG)
-@click.option("--workload", metavar="[FORMAT:]FILE", help=ABOUT_TRACE)
+@click.option("--workload", metavar="[FORMAT:]FILE", type=FileText(), help=ABOUT_TRACE)
 @run_options
 @machine_options
 @click.option(
