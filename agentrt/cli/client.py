@@ -211,6 +211,9 @@ class ClientCommand(click.Command):
         while rest:
             head = rest[0]
             if head in _VALUED:
+                if rest[1:2] in ([], ["--"]):  # click would take the inserted -- as the value
+                    message = f"Option {head!r} requires an argument."
+                    raise click.BadOptionUsage(head, message, ctx)
                 options += rest[:2]
                 del rest[:2]
             elif head in _FLAGS or head.startswith(_WITH_VALUE):

@@ -213,6 +213,8 @@ def test_a_small_window_is_told(clients: dict[str, str]) -> None:
         ([], 2, "missing argument"),
         (["claude", "--print", "URL", "--model", "other"], 2, "it serves local"),
         (["claude", "--print", "URL", "--api-key", "wrong"], 2, "key"),
+        (["claude", "--print", "URL", "--model"], 2, "'--model' requires an argument"),
+        (["claude", "--print", "--url", "--", "-p"], 2, "'--url' requires an argument"),
     ],
 )
 def test_mistakes_are_one_line(
