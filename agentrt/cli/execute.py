@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 from agentrt.cli.engine_log import EngineLog, start_engine
@@ -35,7 +36,8 @@ class Watch:
 
     def __init__(self, screen: Screen) -> None:
         self.runs: list[Run] = []
-        self._outside: list[Event] = []  # appended to from several threads
+        self._outside = 0
+        self._lock = Lock()  # calls outside the programs begin in several threads
         self._screen = screen
         self._ids: set[str] = set()
 
@@ -60,14 +62,15 @@ class Watch:
     def saw_outside(self, event: Event) -> None:
         """Count an event outside the command's programs if it starts a call."""
         if isinstance(event, NodeStarted) and event.node.kind is NodeKind.CALL:
-            self._outside.append(event)
+            with self._lock:
+                self._outside += 1
 
     @property
     def outside_calls(self) -> int:
         """The number of calls that were made outside the command's programs, for example in a
         user's own thread.
         """
-        return len(self._outside)
+        return self._outside
 
 
 @contextmanager
