@@ -178,14 +178,15 @@ class Observability:
         """Stream the changes of all programs that the client may see, or of ``program`` and all its
         nodes, as server-sent events.
         """
-        run = None if program is None else self._find(tenant, program)
+        if program is not None:
+            self._find(tenant, program)
         if len(self._log.readers) >= MOST_READERS:
             why = (
                 f"the stream of events already has {MOST_READERS} readers; close a reader or try "
                 "again later"
             )
             raise HTTPException(503, why, {"Retry-After": "5"})
-        feed = EventStream(self._server, self._log, self._poller, tenant, run)
+        feed = EventStream(self._server, self._log, self._poller, tenant, program)
         return EventSourceResponse(feed.stream(), ping=NEVER_S, send_timeout=_SEND_S)
 
     def _renderer(self, view: EnginesView, tenant: str | None) -> Renderer:

@@ -47,15 +47,15 @@ _BATCH_S = 0.1
 class EventStream:
     """The stream of one reader, with the state that was sent to it.
 
-    ``tenant`` is the reader's tenant (None: an operator, who sees all). With ``program``, the
-    stream has this program only, with all its nodes.
+    ``tenant`` is the reader's tenant (None: an operator, who sees all). With the id ``program``,
+    the stream has this program only, with all its nodes, also after it was parked and resumed.
     """
 
     server: Server
     log: ProgramLog
     poller: SnapshotPoller
     tenant: str | None
-    program: Run | None = None
+    program: str | None = None
     sent: dict[str, JSON] = field(default_factory=dict)
     sent_nodes: dict[tuple[str, int], JSON] = field(default_factory=dict)
     sent_engines: JSON = field(default_factory=dict)
@@ -65,7 +65,7 @@ class EventStream:
     def wants(self, run: Run) -> bool:
         """Return whether a program belongs to the reader's stream."""
         if self.program is not None:
-            return run is self.program
+            return run.id == self.program
         return self.tenant is None or run.row.tenant == self.tenant
 
     async def stream(self) -> AsyncIterator[ServerSentEvent]:
@@ -131,7 +131,8 @@ class EventStream:
 
     def _known(self) -> Iterable[Run]:
         if self.program is not None:
-            return (self.program,)
+            run = self.log.find(self.program)
+            return () if run is None else (run,)
         return (*self.log.ended.values(), *self.log.live.values())
 
     def _nodes(self, programs: list[Run]) -> Iterable[tuple[Run, Node]]:
@@ -139,7 +140,7 @@ class EventStream:
         their recently ended calls.
         """
         if self.program is not None:
-            yield from ((self.program, node) for node in self.program.dag.nodes())
+            yield from ((run, node) for run in programs for node in run.dag.nodes())
             return
         for track in self.log.tracks.ended():
             if track.run is not None and track.node is not None and self.wants(track.run):

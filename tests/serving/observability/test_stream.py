@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentrt import Runtime
-from agentrt.runtime.run import Run, RunState
+from agentrt.runtime.run import RunState
 from agentrt.serving.observability.engines import EnginesView, SnapshotPoller
 from agentrt.serving.observability.readers import ChangeReaders, ReaderTooSlowError
 from agentrt.serving.observability.render import JSON, Renderer
@@ -39,7 +39,7 @@ class Mirror:
         self.engines = body["engines"] or self.engines
 
 
-def feed_of(story: Story, tenant: str | None = None, program: Run | None = None) -> EventStream:
+def feed_of(story: Story, tenant: str | None = None, program: str | None = None) -> EventStream:
     executor = ScriptedExecutor()
     server = Server(Runtime(executor, registry=story.registry), ("scripted",))
     return EventStream(
@@ -108,7 +108,7 @@ def test_one_programs_stream_has_its_whole_graph(chapters: list[list[Deed]], pic
         log = story.log
         story.tell([("open", pick), *chapters[0]])
         run = story.runs[pick % len(story.runs)]
-        watch, view = feed_of(story, None, run), EnginesView()
+        watch, view = feed_of(story, None, run.id), EnginesView()
         with log.readers.opened(watch.wants) as reader:
             mirror.hear(watch.snapshot(view))
             for chapter in chapters[1:]:
@@ -122,6 +122,22 @@ def test_one_programs_stream_has_its_whole_graph(chapters: list[list[Deed]], pic
         assert len(mirror.nodes) == len(run.dag)
 
     asyncio.run(read())
+
+
+async def test_a_stream_of_one_program_shows_it_again_after_it_resumed() -> None:
+    story, mirror = Story(), Mirror()
+    story.tell([("open", 0)])
+    [parked] = story.runs
+    watch, view = feed_of(story, None, parked.id), EnginesView()
+    with story.log.readers.opened(watch.wants) as reader:
+        mirror.hear(watch.snapshot(view))
+        story.tell([("close", 2)])
+        mirror.hear(watch.change(reader, view))
+        story.registry.open(parked.type, named=parked.id)
+        story.tell([("call", 0)])
+        mirror.hear(watch.change(reader, view))
+    assert mirror.programs[parked.id]["ended_at"] is None
+    assert [node["kind"] for node in mirror.nodes.values()] == ["call"]
 
 
 async def test_no_event_is_sent_without_a_change() -> None:
