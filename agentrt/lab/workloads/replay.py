@@ -51,10 +51,14 @@ class ScaledCalls:
     def add(self, call: CallShape) -> int:
         """Add a recorded call, and return its index."""
         gap_s = call.gap_s * self._scales.gap
+        output_tokens, limit = self._output(call.output_tokens), call.max_tokens
+        if limit is not None:
+            limit = max(output_tokens, round(limit * self._scales.output))
         self.calls.append(
             replace(
                 call,
-                output_tokens=self._output(call.output_tokens),
+                output_tokens=output_tokens,
+                max_tokens=limit,
                 prompt_tokens=self._prompt(call.prompt_tokens, call.extends),
                 gap_s=gap_s,
                 human=call.human and gap_s > 0,
@@ -121,10 +125,16 @@ def chain(turns: Sequence[Turn], scales: Scales, notes: Counter[str]) -> ScaledC
 
 def rescaled(program: ProgramShape, scales: Scales, *, exact: bool = False) -> ProgramShape:
     """Return a program whose tokens and gaps are scaled in the same way as the programs of a
-    trace.
+    trace, with its hint and the time after its last call.
     """
     replay = ScaledCalls(scales, Counter(), exact=exact)
     for call in program.calls:
         replay.add(call)
-    system = replay.system_tokens(program.system_tokens)
-    return replace(program, calls=tuple(replay.calls), system_tokens=system)
+    hint = program.hint_tokens
+    return replace(
+        program,
+        calls=tuple(replay.calls),
+        system_tokens=replay.system_tokens(program.system_tokens),
+        hint_tokens=None if hint is None else hint * scales.output,
+        tail_s=program.tail_s * scales.gap,
+    )

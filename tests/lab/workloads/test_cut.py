@@ -69,3 +69,11 @@ def test_scaling_keeps_edges_and_tools() -> None:
     assert (half.calls[1].gap_s, half.calls[1].tool) == (1.5, "shell")
     assert [call.after for call in half.calls] == [call.after for call in CHAIN.calls]
     assert rescaled(CHAIN, Scales()) == CHAIN
+
+
+def test_scaling_includes_limits_hints_and_the_time_after_the_last_call() -> None:
+    calls = (CallShape(10, 100, max_tokens=12), CallShape(10, 100, max_tokens=10))
+    program = ProgramShape("p", "p", calls, hint_tokens=20.0, tail_s=8.0)
+    scaled = rescaled(program, Scales(output=2.0, gap=0.5))
+    assert [(call.output_tokens, call.max_tokens) for call in scaled.calls] == [(20, 24), (20, 20)]
+    assert (scaled.hint_tokens, scaled.tail_s) == (40.0, 4.0)
