@@ -167,7 +167,9 @@ class ProgramTracer:
 
     def _node(self, program: _ProgramSpans, node: Node) -> Span:
         above, current = trace.set_span_in_context(program.span), trace.get_current_span()
-        before = [program.places[parent] for parent in node.parents]
+        # Nodes that were read from a journal have no spans, because they ran in an earlier process.
+        places = program.places
+        before = [places[parent] for parent in node.parents if parent in places]
         if current.get_span_context().is_valid:
             above = otel.get_current()
             if current.get_span_context().is_remote:

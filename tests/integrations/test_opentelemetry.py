@@ -31,26 +31,31 @@ from agentrt.integrations.opentelemetry import (
     _exporter,
     exported,
 )
+from agentrt.journal import Journal
 from agentrt.request import CallSpec
 from agentrt.request.sampling import Sampling
+from agentrt.runtime.durable import Durable
 from agentrt.runtime.registry import RunRegistry
 from agentrt.runtime.run import Run, RunState
 from agentrt.tracking.scope import Scope
 from tests.doubles.scripted import ScriptedExecutor
+from tests.journal.killing import QuickStore, begins, killed, program_of
 from tests.serving.test_tls import made
 
 
 class Traced:
     """A runtime on a scripted engine, and the spans that ended."""
 
-    def __init__(self) -> None:
+    def __init__(self, journal: Journal | None = None) -> None:
         provider, self._exporter = TracerProvider(), InMemorySpanExporter()
         provider.add_span_processor(SimpleSpanProcessor(self._exporter))
         self.tracer = provider.get_tracer("tests")
         registry, self.engine = RunRegistry(), ScriptedExecutor(lambda call: "one two")
         self.traces = ProgramTracer(self.tracer, registry)
         executor = TracedExecutor(self.engine, self.traces)
-        self.runtime = Runtime(executor, registry=registry, enter=self.traces.enter)
+        self.runtime = Runtime(
+            executor, registry=registry, enter=self.traces.enter, journal=journal
+        )
 
     def spans(self) -> dict[str, ReadableSpan]:
         """By the id of their call, or of their program; others by name."""
@@ -63,8 +68,8 @@ def _key(span: ReadableSpan) -> str:
 
 
 @asynccontextmanager
-async def traced() -> AsyncIterator[Traced]:
-    it = Traced()
+async def traced(journal: Journal | None = None) -> AsyncIterator[Traced]:
+    it = Traced(journal)
     async with it.runtime:
         yield it
 
@@ -196,6 +201,24 @@ async def test_what_fails_is_an_error_and_what_is_cancelled_ends() -> None:
     for key in (stopped.id, f"{stopped.id}/0"):
         assert spans[key].status.status_code is StatusCode.UNSET
         assert (spans[key].attributes or {})["agentrt.state"] == "cancelled"
+
+
+async def test_a_resumed_program_has_spans_of_the_nodes_that_run_now(tmp_path: Path) -> None:
+    """What is read from the journal has no span, so nothing links to it."""
+
+    async def code(ctx: Context) -> str:
+        text = (await ctx.llm("plan")).text
+        await asyncio.gather(ctx.tool(add, 1, 2), ctx.llm("think"))
+        return text
+
+    path = tmp_path / "journal"
+    await killed(path, code, begins("tool"))
+    async with await Journal.open(lambda: QuickStore(path)) as journal, traced(journal) as it:
+        run = it.runtime.start(program_of(code), None, durable=Durable())
+        assert await run.wait() == "said plan"
+        spans = it.spans()
+    assert spans.keys() == {run.id, f"{run.id}/1", f"{run.id}/2"}
+    assert not any(span.links for span in spans.values())
 
 
 async def test_a_long_program_keeps_the_spans_of_open_nodes_alone() -> None:
