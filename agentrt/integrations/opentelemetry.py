@@ -3,7 +3,8 @@
 If the semantic conventions for generative AI define a name for an attribute, the attribute has this
 name. The names of all other attributes begin with ``agentrt.``. The span of a node has a link to
 the span of each parent of the node, so these links are the edges of the execution DAG. The engine's
-spans are children of the spans of its calls.
+spans are children of the spans of its calls. Spans have no texts of programs, such as prompts and
+questions, except for the messages of errors.
 """
 
 from __future__ import annotations
@@ -176,7 +177,8 @@ class ProgramTracer:
                 before.append(program.span.get_span_context())
         operation = _OPERATIONS.get(node.kind, str(node.kind))
         return self._tracer.start_span(
-            f"{operation} {node.name}",
+            # A question is named after its text.
+            operation if node.kind is NodeKind.HUMAN else f"{operation} {node.name}",
             above,
             SpanKind.CLIENT if node.kind is NodeKind.CALL else SpanKind.INTERNAL,
             {
@@ -199,7 +201,9 @@ def _end(program: _ProgramSpans, span: Span, node: Node) -> None:
     if node.interrupt is not None:
         span.set_attribute("agentrt.attempts", node.interrupt.attempt)
     if node.state in (NodeState.FAILED, NodeState.EXPIRED):
-        span.set_status(Status(StatusCode.ERROR, node.error))
+        # The errors of a question quote its text.
+        message = str(node.state) if node.kind is NodeKind.HUMAN else node.error
+        span.set_status(Status(StatusCode.ERROR, message))
     assert node.ended_at is not None
     span.end(program.ns(node.ended_at))
 

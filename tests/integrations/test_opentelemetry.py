@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from queue import Queue
 from socketserver import StreamRequestHandler, ThreadingTCPServer
@@ -21,7 +21,7 @@ from opentelemetry.trace import SpanKind, StatusCode
 
 from agentrt import Context, Runtime, program
 from agentrt.cli.traces import read_traces
-from agentrt.errors import ConfigError
+from agentrt.errors import ConfigError, InterruptExpiredError
 from agentrt.graph import Frontier, Node
 from agentrt.integrations import opentelemetry
 from agentrt.integrations.opentelemetry import (
@@ -31,6 +31,7 @@ from agentrt.integrations.opentelemetry import (
     _exporter,
     exported,
 )
+from agentrt.interrupts.questions import Question
 from agentrt.journal import Journal
 from agentrt.request import CallSpec
 from agentrt.request.sampling import Sampling
@@ -54,12 +55,19 @@ class Traced:
         self.traces = ProgramTracer(self.tracer, registry)
         executor = TracedExecutor(self.engine, self.traces)
         self.runtime = Runtime(
-            executor, registry=registry, enter=self.traces.enter, journal=journal
+            executor, registry=registry, enter=self.traces.enter, journal=journal, ask_human=answer
         )
 
     def spans(self) -> dict[str, ReadableSpan]:
         """By the id of their call, or of their program; others by name."""
         return {_key(span): span for span in self._exporter.get_finished_spans()}
+
+
+async def answer(question: Question) -> str:
+    """Answer a question, unless it has a time limit."""
+    if question.expires_at is not None:
+        await asyncio.Event().wait()
+    return "yes"
 
 
 def _key(span: ReadableSpan) -> str:
@@ -219,6 +227,23 @@ async def test_a_resumed_program_has_spans_of_the_nodes_that_run_now(tmp_path: P
         spans = it.spans()
     assert spans.keys() == {run.id, f"{run.id}/1", f"{run.id}/2"}
     assert not any(span.links for span in spans.values())
+
+
+async def test_a_question_is_not_in_its_span() -> None:
+    """It may quote what a model has said."""
+    async with traced() as it:
+
+        @program
+        async def careful(ctx: Context) -> None:
+            await ctx.human("Send secret to ann?")
+            with suppress(InterruptExpiredError):
+                await ctx.human("Send secret to bob?", timeout=0.01)
+
+        await it.runtime.start(careful).wait()
+        spans = it.spans()
+    names = [span.name for span in spans.values()]
+    assert sorted(names) == ["human", "human", "invoke_agent careful"]
+    assert "secret" not in "".join(span.to_json() for span in spans.values())
 
 
 async def test_a_long_program_keeps_the_spans_of_open_nodes_alone() -> None:
