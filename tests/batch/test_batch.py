@@ -7,7 +7,7 @@ import re
 import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +63,28 @@ async def test_each_input_has_a_result_with_what_it_cost() -> None:
     assert (tea.output_tokens, tea.prompt_tokens, tea.tokens) == (8, 8, 16)
     assert tea.cost == 24.0
     assert (bad.state, bad.result, bad.error) == ("failed", None, "ValueError: a bad question")
+
+
+@dataclass
+class Page:
+    """A page that may link to itself."""
+
+    name: str
+    links: list[Page]
+
+
+async def test_a_result_that_contains_itself_is_a_line_like_any_other(tmp_path: Path) -> None:
+    @program
+    async def linked(ctx: Context, name: str) -> Page:
+        page = Page(name, [])
+        page.links += [Page("other", [page]), page]
+        return page
+
+    out = tmp_path / "results.jsonl"
+    assert len(await results(["tea", "milk"], linked, out=out)) == 2
+    lines = [each.result for each in read_results(out)]
+    for name, line in zip(["tea", "milk"], lines, strict=True):
+        assert line == {"name": name, "links": [{"name": "other", "links": ["…"]}, "…"]}
 
 
 async def test_an_engine_of_its_own_serves_calls_in_their_order(
