@@ -37,7 +37,7 @@ from opentelemetry.trace import (
 )
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from agentrt.errors import ConfigError, text_of
+from agentrt.errors import ConfigError, shown_url, text_of
 from agentrt.executors.base import Chunk, Executor, ForwardingExecutor
 from agentrt.executors.info import display_name
 from agentrt.graph import Node, NodeKind, NodeState
@@ -314,6 +314,6 @@ def _exporter(endpoint: str) -> SpanExporter:
         return HTTPSpanExporter(endpoint)
     except Exception as error:  # each variable of the library raises errors of its own
         raise ConfigError(
-            f"traces cannot be sent to {endpoint}: {error}; check the variables that begin with "
-            "OTEL_EXPORTER_OTLP"
+            f"traces cannot be sent to {shown_url(endpoint)}: {error}; check the variables that "
+            "begin with OTEL_EXPORTER_OTLP"
         ) from error

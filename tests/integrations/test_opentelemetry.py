@@ -328,10 +328,13 @@ def test_the_flag_is_read_on_either_side_of_the_border(
     assert read_traces(given, flags) == found
 
 
-@pytest.mark.parametrize("bad", ["localhost", "localhost:4317", "http://", ""])
+@pytest.mark.parametrize(
+    "bad", ["localhost", "localhost:4317", "http://", "", "me:secret@here:1", "http://me:secret/@x"]
+)
 def test_what_is_no_url_is_refused(bad: str) -> None:
-    with pytest.raises(ConfigError, match="is not a URL"):
+    with pytest.raises(ConfigError, match="is not a URL") as raised:
         read_traces(bad, ())
+    assert "secret" not in str(raised.value)
 
 
 @pytest.mark.parametrize("protocol", ["http/protobuf", "grpc"])
