@@ -202,8 +202,7 @@ class Batch:
         self._stopped[item_id] = below
         for live in self._live.values():
             if live.item.id == item_id and live.sample < below and live.over is None:
-                live.over = "stop-when"
-                self._cancel(live.run)
+                self._stop(live, "stop-when")
 
     def forget_item(self, item_id: str) -> None:
         """Release the memory of an item whose samples have all ended."""
@@ -400,8 +399,7 @@ class Batch:
         live = _Live(item, work.sample, run, began)
         self._live[run.id] = live
         if self._is_stopped(item, work.sample):
-            live.over = "stop-when"
-            run.cancel()
+            self._stop(live, "stop-when")
         try:
             await self._until_ended(live)
         finally:
@@ -415,16 +413,12 @@ class Batch:
 
     async def _until_ended(self, live: _Live) -> None:
         assert live.run.task is not None
-        limit = self._settings.limits.timeout
-        while not live.run.task.done():
-            wait_s: float | None = _AGAIN_S
-            if live.over is None:
-                wait_s = None if limit is None else live.began + limit - time.monotonic()
-            _, late = await asyncio.wait([live.run.task], timeout=wait_s and max(0.0, wait_s))
+        if (limit := self._settings.limits.timeout) is not None:
+            rest_s = max(0.0, live.began + limit - time.monotonic())
+            _, late = await asyncio.wait([live.run.task], timeout=rest_s)
             if late and live.over is None:
-                live.over = "timeout"
-            if late:
-                live.run.cancel()
+                self._stop(live, "timeout")
+        await asyncio.wait([live.run.task])
 
     async def _leave(self, run: Run) -> None:
         """Cancel a run without recording its end, because the batch or this process ends. The next
@@ -432,7 +426,7 @@ class Batch:
         """
         assert run.task is not None
         run.left = True
-        run.cancel()
+        _cancel_until_ended(run)
         await asyncio.wait([run.task])
 
     async def _read(self, live: _Live, work: _SampleWork, run_id: str) -> Result:
@@ -561,16 +555,21 @@ class Batch:
             return
         if event.node.kind is NodeKind.CALL:
             # Also check a program that continues although it was stopped.
-            live.over = live.over or self._settings.limits.at_call(live.run)
-            if live.over is not None:
+            over = live.over or self._settings.limits.at_call(live.run)
+            if over is not None:
                 live.refused += 1
-                self._cancel(live.run)
+                self._stop(live, over)
 
-    def _cancel(self, run: Run) -> None:
+    def _stop(self, live: _Live, over: Over) -> None:
+        """Stop a run, or cancel a run that continues although it was stopped. May be called in any
+        thread.
+        """
+        cancel = partial(_cancel_until_ended, live.run) if live.over is None else live.run.cancel
+        live.over = live.over or over
         if threading.get_ident() == self._thread:
-            run.cancel()
+            cancel()
         else:
-            self._loop.call_soon_threadsafe(run.cancel)
+            self._loop.call_soon_threadsafe(cancel)
 
     def _stop_stragglers(self) -> None:
         share = self._settings.stop_when
@@ -580,8 +579,14 @@ class Batch:
             self._stopping = True
             for live in self._live.values():
                 if live.over is None:
-                    live.over = "stop-when"
-                    self._cancel(live.run)
+                    self._stop(live, "stop-when")
+
+
+def _cancel_until_ended(run: Run) -> None:
+    """Cancel a run now, and again every `_AGAIN_S` seconds until it has ended."""
+    if run.task is not None and not run.task.done():
+        run.cancel()
+        asyncio.get_running_loop().call_later(_AGAIN_S, _cancel_until_ended, run)
 
 
 _OVER: Mapping[Over, str] = {

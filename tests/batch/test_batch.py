@@ -344,24 +344,35 @@ async def test_a_program_that_takes_too_long() -> None:
     assert outcome["2"].over == "timeout"
 
 
+@program
+async def stubborn(ctx: Context, number: int) -> str:
+    """Ignore two cancellations, unless the number is 0."""
+    cancelled = 0
+    while number and cancelled < 3:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            cancelled += 1
+    return "done at last"
+
+
+@pytest.mark.parametrize(
+    ("options", "over"), [({"timeout": 0.01}, "timeout"), ({"stop_when": 0.5}, "stop-when")]
+)
 async def test_a_program_that_does_not_let_itself_be_cancelled(
+    monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], over: str
+) -> None:
+    monkeypatch.setattr("agentrt.batch.runner._AGAIN_S", 0.01)
+    outcome = by_id(await results([0, 1], stubborn, **options))
+    assert (outcome["2"].result, outcome["2"].over) == ("done at last", over)
+
+
+async def test_a_batch_that_is_closed_ends_although_its_program_ignores_a_cancellation(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("agentrt.batch.runner._AGAIN_S", 0.01)
-    cancelled = 0
-
-    @program
-    async def stubborn(ctx: Context, number: int) -> str:
-        nonlocal cancelled
-        while cancelled < 3:
-            try:
-                await asyncio.Event().wait()
-            except asyncio.CancelledError:
-                cancelled += 1
-        return "done at last"
-
-    [each] = await results([1], stubborn, timeout=0.01)
-    assert (each.result, each.over) == ("done at last", "timeout")
+    async with aclosing(batch(stubborn, [0, 1], executor=ScriptedExecutor(echo))) as outcome:
+        assert (await anext(outcome)).id == "1"
 
 
 async def test_stragglers_are_stopped_once_enough_have_ended(tmp_path: Path) -> None:
