@@ -49,7 +49,7 @@ from agentrt.journal.store import SQLiteStore
 from agentrt.runtime import Runtime
 from agentrt.runtime.durable import Durable
 from agentrt.runtime.events import Event, NodeStarted
-from agentrt.runtime.run import Run, RunState
+from agentrt.runtime.run import Run, RunState, cancel_until_ended
 from agentrt.runtime.tokens import TokenLog
 from agentrt.scheduler.config import BATCH_SCHEDULER, SchedulerConfig
 
@@ -65,8 +65,6 @@ _FATAL = (EngineDiedError, EngineStartError, JournalWriteError)
 """Errors that end the batch instead of becoming a result. The batch can be resumed when the cause
 of the error is removed.
 """
-_AGAIN_S = 5.0
-"""Seconds after which a program that has ignored a cancellation is cancelled again."""
 _LINES = 1000
 """Maximum number of lines that are written together for samples that were not begun."""
 _PLAIN = re.compile(r"[A-Za-z0-9_.-]{1,64}")
@@ -426,7 +424,7 @@ class Batch:
         """
         assert run.task is not None
         run.left = True
-        _cancel_until_ended(run)
+        cancel_until_ended(run)
         await asyncio.wait([run.task])
 
     async def _read(self, live: _Live, work: _SampleWork, run_id: str) -> Result:
@@ -564,7 +562,7 @@ class Batch:
         """Stop a run, or cancel a run that continues although it was stopped. May be called in any
         thread.
         """
-        cancel = partial(_cancel_until_ended, live.run) if live.over is None else live.run.cancel
+        cancel = partial(cancel_until_ended, live.run) if live.over is None else live.run.cancel
         live.over = live.over or over
         if threading.get_ident() == self._thread:
             cancel()
@@ -580,13 +578,6 @@ class Batch:
             for live in self._live.values():
                 if live.over is None:
                     self._stop(live, "stop-when")
-
-
-def _cancel_until_ended(run: Run) -> None:
-    """Cancel a run now, and again every `_AGAIN_S` seconds until it has ended."""
-    if run.task is not None and not run.task.done():
-        run.cancel()
-        asyncio.get_running_loop().call_later(_AGAIN_S, _cancel_until_ended, run)
 
 
 _OVER: Mapping[Over, str] = {

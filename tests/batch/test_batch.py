@@ -362,7 +362,7 @@ async def stubborn(ctx: Context, number: int) -> str:
 async def test_a_program_that_does_not_let_itself_be_cancelled(
     monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], over: str
 ) -> None:
-    monkeypatch.setattr("agentrt.batch.runner._AGAIN_S", 0.01)
+    monkeypatch.setattr("agentrt.runtime.run._AGAIN_S", 0.01)
     outcome = by_id(await results([0, 1], stubborn, **options))
     assert (outcome["2"].result, outcome["2"].over) == ("done at last", over)
 
@@ -370,7 +370,7 @@ async def test_a_program_that_does_not_let_itself_be_cancelled(
 async def test_a_batch_that_is_closed_ends_although_its_program_ignores_a_cancellation(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("agentrt.batch.runner._AGAIN_S", 0.01)
+    monkeypatch.setattr("agentrt.runtime.run._AGAIN_S", 0.01)
     async with aclosing(batch(stubborn, [0, 1], executor=ScriptedExecutor(echo))) as outcome:
         assert (await anext(outcome)).id == "1"
 
