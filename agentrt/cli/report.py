@@ -9,7 +9,7 @@ from typing import Any
 
 from rich.console import Console
 
-from agentrt.batch.plain import readable, tidy
+from agentrt.batch.plain import tidy
 from agentrt.cli.engine_log import EngineLog
 from agentrt.cli.execute import CommandOutcome, Job
 from agentrt.cli.faults import FAILED, INTERRUPTED, branch_code, place_of, program_fault, summary
@@ -102,7 +102,7 @@ def _as_text(result: Any) -> str:
         text = getattr(result["messages"][-1], "text", "")
         if isinstance(text, str) and text:
             return str(text)
-    return json.dumps(tidy(result), default=readable, ensure_ascii=False)
+    return json.dumps(tidy(result, replies_as_text=True), ensure_ascii=False)
 
 
 def _fault(run: Run, job: Job, log: EngineLog) -> str:
@@ -159,7 +159,7 @@ def to_json(outcome: CommandOutcome) -> dict[str, Any]:
     return {
         "results": [tidy(run.result) for run in outcome.runs],
         "programs": programs,
-        "interrupts": [dataclasses.asdict(question) for question in outcome.questions],
+        "interrupts": [tidy(question) for question in outcome.questions],
         "outside_calls": outcome.outside_calls,
         "engine": dict(outcome.engine),
         "policy": outcome.policy,

@@ -98,9 +98,9 @@ def show_json(value: Any) -> None:
     """Print any value on stdout as one line of standard JSON. Characters that stdout cannot encode,
     such as lone surrogates, are escaped.
     """
-    from agentrt.batch.plain import as_json, plain  # imported here, so that --help stays fast
+    from agentrt.batch.plain import as_json  # imported here, so that --help stays fast
 
-    text = as_json(value, plain)
+    text = as_json(value, replies_as_text=False)
     try:
         text.encode(sys.stdout.encoding or "utf-8")
     except UnicodeEncodeError:
