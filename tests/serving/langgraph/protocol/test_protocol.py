@@ -25,6 +25,7 @@ from tests.serving.langgraph.serve import Serving
 
 ALL = ["values", "updates", "messages", "tools", "lifecycle", "input", "tasks", "custom"]
 VALUES = ["values", "lifecycle"]
+ANSWER = {"interrupt_id": "x", "response": 1}
 STEPS: Any = [{"steps": DONE["steps"][: n + 1]} for n in range(4)]
 
 
@@ -400,6 +401,7 @@ async def test_older_clients_follow_such_a_run_to_its_end(
         ("run.start", {"assistant_id": "steps", "teapot": 1}, "invalid_argument"),
         ("input.respond", {"response": 1}, "invalid_argument"),
         ("input.respond", {"interrupt_id": "x"}, "no_such_interrupt"),
+        ("input.respond", {"interrupt_id": "x", "responses": [ANSWER]}, "invalid_argument"),
     ],
 )
 async def test_an_invalid_command_gets_an_error(
