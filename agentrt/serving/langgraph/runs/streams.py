@@ -22,9 +22,9 @@ from agentrt.serving.langgraph.database.tables import ASKS, events, runs
 
 MAX_EVENTS = 10_000
 MAX_BYTES = 8 * 2**20
-"""Maximum number of events of a run's stream in memory, and their maximum size in bytes. A listener
-that falls further behind reads the stored events of a resumable run; for any other run, it gets a
-`FellBehindError`.
+"""Maximum number of events of a run's stream in memory, and their maximum size in bytes. The newest
+event stays in memory, whatever its size. A listener that falls further behind reads the stored
+events of a resumable run; for any other run, it gets a `FellBehindError`.
 """
 MAX_STORED = 100_000
 """Maximum number of stored events of a resumable run; older events are deleted."""
@@ -93,9 +93,11 @@ class EventLog:
         self._recent.extend(new)
         self._bytes += sum(len(event.data) for event in new)
         self.last += len(new)
-        while len(self._recent) > MAX_EVENTS or self._bytes > MAX_BYTES:
-            self._bytes -= len(self._recent.popleft().data)
         self._notify()
+        if self._is_over():
+            await asyncio.sleep(0)  # readers that wait for these events read them first
+        while self._is_over():
+            self._bytes -= len(self._recent.popleft().data)
 
     def close(self) -> None:
         """Mark the end of the stream: no more events follow."""
@@ -134,6 +136,10 @@ class EventLog:
         if not may_skip:
             _check_next(page, self.run_id, at)
         return page
+
+    def _is_over(self) -> bool:
+        """Return whether the oldest event in memory must go."""
+        return len(self._recent) > 1 and (len(self._recent) > MAX_EVENTS or self._bytes > MAX_BYTES)
 
     def _notify(self) -> None:
         self._changed.set()

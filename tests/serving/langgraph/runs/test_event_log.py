@@ -54,6 +54,23 @@ async def test_what_is_held_is_bounded(
         await numbers(log, 6)
 
 
+async def test_events_that_are_larger_than_the_limit_reach_readers_that_wait(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The newest event also reaches a reader that comes later."""
+    monkeypatch.setattr(streams, "MAX_BYTES", 30)
+    log = EventLog("r", database, resumable=False)
+    reading = asyncio.create_task(numbers(log))
+    await asyncio.sleep(0)
+    for _ in range(3):
+        await log.put([("values", b"x" * 40)])
+    log.close()
+    assert await reading == [1, 2, 3]
+    assert await numbers(log, 2) == [3]
+    with pytest.raises(FellBehindError, match="events 1 to 2"):
+        await numbers(log)
+
+
 async def test_a_resumable_log_reads_on_from_the_database(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
