@@ -73,23 +73,53 @@ class EventLog:
         self.last = 0
         """The number of the newest event."""
         self._database = database
+        self._counted = False  # whether `last` is the number of the newest stored event
         self._recent: deque[StreamEvent] = deque()
         self._bytes = 0
         self._changed = asyncio.Event()
 
-    async def open(self) -> None:
-        """Continue the numbers of the events that an earlier attempt of the run has stored."""
-        if self.resumable:
-            last = sa.select(sa.func.max(events.c.number)).where(events.c.run_id == self.run_id)
-            row = await self._database.first(last)
-            self.last = (row and row[0]) or 0
-
     async def put(self, parts: Sequence[tuple[str, bytes]]) -> None:
         """Append events, each a name and its data as JSON."""
+        new = await self.numbered(parts)
+        if statements := self.inserts(new):
+            self._counted = False  # a write that fails or is cancelled may be stored nevertheless
+            await self._database.write(*statements)
+            self._counted = True
+        await self.publish(new)
+
+    async def numbered(self, parts: Sequence[tuple[str, bytes]]) -> list[StreamEvent]:
+        """Return events, each a name and its data as JSON, with the next numbers. They continue the
+        numbers of the events that an earlier attempt of the run has stored.
+        """
+        if self.resumable and not self._counted:
+            last = sa.select(sa.func.max(events.c.number)).where(events.c.run_id == self.run_id)
+            # The connection for writes also sees writes that are not committed yet.
+            async with self._database.writing(rows=True) as connection:
+                self.last = (await connection.execute(last)).scalar() or 0
+            self._counted = True
         first = self.last + 1
-        new = [StreamEvent(first + n, event, data) for n, (event, data) in enumerate(parts)]
-        if self.resumable and new:
-            await self._store(new)
+        return [StreamEvent(first + n, event, data) for n, (event, data) in enumerate(parts)]
+
+    def inserts(self, new: Sequence[StreamEvent]) -> list[sa.Executable]:
+        """Return the statements that store new events, and delete the oldest events if the run has
+        too many. The list is empty if the run's events are not stored.
+        """
+        if not self.resumable or not new:
+            return []
+        statements: list[sa.Executable] = [
+            sa.insert(events).values(
+                run_id=self.run_id, number=e.number, event=e.event, data=e.data.decode()
+            )
+            for e in new
+        ]
+        last = new[-1].number
+        if last % _PAGE < len(new):
+            old = (events.c.run_id == self.run_id, events.c.number <= last - MAX_STORED)
+            statements.append(sa.delete(events).where(*old))
+        return statements
+
+    async def publish(self, new: Sequence[StreamEvent]) -> None:
+        """Give new events to the readers, after the events have been stored."""
         self._recent.extend(new)
         self._bytes += sum(len(event.data) for event in new)
         self.last += len(new)
@@ -144,18 +174,6 @@ class EventLog:
     def _notify(self) -> None:
         self._changed.set()
         self._changed = asyncio.Event()
-
-    async def _store(self, new: Sequence[StreamEvent]) -> None:
-        rows = [
-            {"run_id": self.run_id, "number": e.number, "event": e.event, "data": e.data.decode()}
-            for e in new
-        ]
-        last = new[-1].number
-        async with self._database.writing() as connection:
-            await connection.execute(sa.insert(events), rows)
-            if last % _PAGE < len(new):
-                old = (events.c.run_id == self.run_id, events.c.number <= last - MAX_STORED)
-                await connection.execute(sa.delete(events).where(*old))
 
 
 async def stored_events(database: Database, run_id: str, after: int) -> list[StreamEvent]:

@@ -36,8 +36,10 @@ async def command(http: httpx.AsyncClient, thread: str, method: str, **params: A
     return answer.json()
 
 
-async def start(http: httpx.AsyncClient, thread: str, graph: str, given: Any = IN) -> str:
-    done = await command(http, thread, "run.start", assistant_id=graph, input=given)
+async def start(
+    http: httpx.AsyncClient, thread: str, graph: str, given: Any = IN, **more: Any
+) -> str:
+    done = await command(http, thread, "run.start", assistant_id=graph, input=given, **more)
     assert (done["type"], done["id"]) == ("success", 7)
     return str(done["result"]["run_id"])
 
