@@ -144,8 +144,8 @@ class ThreadRoutes(Routes):
 
     @route("POST", f"{_T}/copy")
     async def copy(self, thread_id: UUID, caller: CallerDep) -> JSON:
-        """Create a thread with the state and the history of another thread. Raises 409 if the other
-        thread does not exist, as LangGraph's own server does.
+        """Create a thread with the state and the history of another thread, but without its runs.
+        Raises 409 if the other thread does not exist, as LangGraph's own server does.
         """
         try:
             row = await self._state.thread(caller, thread_id, "read")
@@ -163,6 +163,8 @@ class ThreadRoutes(Routes):
         await self._state.storage.copy_thread(str(thread_id), new["thread_id"])
         columns = ("status", "values", "interrupts", "error")
         state = {name: row._mapping[name] for name in columns}
+        if state["status"] == "busy":  # because of runs that wait, which are not copied
+            state |= await self._states.at_rest(caller, thread_id)
         await self._all.update_state(new["thread_id"], state)
         return JSON(thread_json(await self._all.get(caller.tenant, key)))
 

@@ -172,6 +172,15 @@ class StateRoutes(Routes):
             raise not_found("checkpoint", checkpoint.checkpoint_id)
         return state_json(state, str(thread_id), select)
 
+    async def at_rest(self, caller: Requester, thread_id: UUID) -> Object:
+        """Return the columns of a thread's row that depend on its state, as they are without
+        unfinished runs. Without a graph, return only the status.
+        """
+        async with self._graph(caller, thread_id, "read") as opened:
+            if opened is None:
+                return {"status": "idle"}
+            return await thread_state(opened[1], str(thread_id))
+
     @asynccontextmanager
     async def _graph(
         self, caller: Requester, thread_id: UUID, action: Literal["read", "update"]
