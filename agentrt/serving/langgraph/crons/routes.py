@@ -207,7 +207,7 @@ class Crons(Routes):
         metadata = caller.metadata_after("crons.create", value)
         return JSON(cron_json(await self.add(caller, key, thread, body, metadata)))
 
-    @route("POST", "/runs/crons/search")
+    @route("POST", "/runs/crons/search", writes=False)
     async def search(self, body: CronSearch, caller: CallerDep) -> JSON:
         """Return a page of the crons that meet the conditions."""
         conditions = await self._matching(caller, body, body.limit, body.offset)
@@ -217,7 +217,7 @@ class Crons(Routes):
             found_crons = [{key: cron[key] for key in body.select} for cron in found_crons]
         return JSON(found_crons, headers=headers)
 
-    @route("POST", "/runs/crons/count")
+    @route("POST", "/runs/crons/count", writes=False)
     async def count(self, body: CronCount, caller: CallerDep) -> JSON:
         """Return the number of crons that meet the conditions."""
         conditions = await self._matching(caller, body, 0, 0)

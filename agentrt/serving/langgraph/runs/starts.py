@@ -121,8 +121,10 @@ class StartRoutes(Routes):
         is as in `NewRun`. Raises 404, 409 or 422 for a bad request, and 403 if the hooks do not
         allow the run. Raises 429 if the queue is full, 503 if the server is shutting down, 507 if
         the tenant has reached its limit of threads, and `BusyError` if the tenant has reached
-        another limit.
+        another limit. Raises 507 also if the database's disk is nearly full: not each request that
+        starts a run has passed the check of its route.
         """
+        await self._state.room.check()
         assistant = await self.assistant(caller, thread, body)
         with self._reserve(caller.tenant):
             self._state.server.tenants.ask(caller.tenant)
