@@ -123,7 +123,9 @@ def changed(payload: Object, changes: Object) -> CronBody:
     """
     if unknown := sorted(changes.keys() - _CHANGEABLE):
         raise invalid(f"{', '.join(unknown)}: not supported here")
-    metadata = {**payload.get("metadata", {}), **(changes.get("metadata") or {})}
+    metadata = {} if changes.get("metadata") is None else changes["metadata"]
+    if isinstance(metadata, dict):  # otherwise, the validation refuses it
+        metadata = {**payload.get("metadata", {}), **metadata}
     try:
         return CronBody.model_validate({**payload, **changes, "metadata": metadata})
     except ValidationError as error:

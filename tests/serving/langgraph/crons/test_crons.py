@@ -307,6 +307,8 @@ async def test_a_run_is_started_by_itself(client: LangGraphClient) -> None:
         ({"interrupt_before": ["nowhere"]}, "the graph has no node 'nowhere'"),
         ({"on_run_completed": "burn"}, "on_run_completed"),
         ({"retries": 3}, "retries: not supported here"),
+        ({"metadata": [1]}, "metadata: Input should be a valid dictionary"),
+        ({"metadata": 0}, "metadata: Input should be a valid dictionary"),
     ],
 )
 async def test_a_cron_that_could_not_run_is_refused(
