@@ -16,7 +16,7 @@ TOPIC = "how tea came to Europe"
 
 @dataclass(frozen=True)
 class Task:
-    """One step: what it asks, how many tokens it may say, and whose words it needs first."""
+    """One step: its question, its limit of tokens, and the steps whose answers it needs."""
 
     ask: str
     tokens: int

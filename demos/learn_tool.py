@@ -227,7 +227,7 @@ async def train(
     """
     import torch
 
-    torch.set_num_threads(1)  # the engine's core uses the other
+    torch.set_num_threads(1)  # the engine core uses the other processor
     rng = random.Random(seed)
     pairs = [(property_, machine) for property_ in INSTRUMENTS for machine in MACHINES]
     rng.shuffle(pairs)

@@ -3,6 +3,7 @@
     mosquitto -p 1883 &
     agentrt worker demos/plant_machines.py --broker mqtt://127.0.0.1 &
     agentrt run demos/plant.py --broker mqtt://127.0.0.1
+    # in another terminal, while the command above runs:
     mosquitto_pub -t plant/press-3/alarm -m '{"sensor": "temperature", "value": 97}'
 
 The machines' tools run in the worker, which may be on another computer. Nothing is stopped before

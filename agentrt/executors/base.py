@@ -201,8 +201,8 @@ class Executor(ABC):
         """Run a call and yield its output in pieces, or without ``stream`` in a single piece.
 
         Closing the iterator, or cancelling the task that reads it, aborts the call and frees its KV
-        cache. Raises `CallRejectedError` if the engine refuses the call, and `EngineDiedError` if
-        the engine dies.
+        cache. Raises `CallRejectedError` if the engine refuses the call, `EngineDiedError` if the
+        engine dies, and `EngineError` if the call fails in another way.
         """
 
     async def aborted(self, call_id: str) -> CallReport:
@@ -295,9 +295,10 @@ class Executor(ABC):
         """Load other weights while generation is paused.
 
         With ``clear_cache``, the prefix cache is emptied, and calls that were stopped compute their
-        tokens again under the new weights. Raises `EngineError` if the weights cannot be loaded;
-        the engine then has its old weights. Raises `ConfigError` if the executor cannot load
-        weights.
+        tokens again under the new weights. Raises `EngineError` if the weights cannot be loaded,
+        and `WeightsError` if their files are gone; the engine then has its old weights. Raises
+        `EngineDiedError` if the engine can load neither the new nor its old weights, and
+        `ConfigError` if the executor cannot load weights.
         """
         raise ConfigError(f"{type(self).__name__} cannot update its weights; {_USE_VLLM}")
 

@@ -69,8 +69,8 @@ FIELDS = "agentrt.fields"
 CALLER: ContextVar[Caller | None] = ContextVar("agentrt_caller", default=None)
 """The caller for which vLLM's own code makes calls through its engine client now."""
 WORKS_FOR: ContextVar[str] = ContextVar("agentrt_works_for", default="")
-"""The tenant whose request a front end handles now. Tenants take turns when their long prompts are
-rendered.
+"""The tenant whose request a front end handles now. Tenants take turns in the threads that render
+and tokenize prompts.
 
 This is a context variable, because vLLM's renderer cannot pass the tenant on as an argument.
 """

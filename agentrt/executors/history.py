@@ -127,7 +127,7 @@ class HistoryFile:
         return saved(self._policy.learned) if self._learns else None
 
     def learn(self, totals: ProgramTotals) -> None:
-        """Learn from a program that has ended on the engines of this process."""
+        """Learn from a program that has ended, whose ``totals`` are over all engines."""
         if self._policy.learns and totals.service_s > 0.0:
             self._policy.program_ended(totals.row(), self._clock())
             self.ended()
@@ -356,8 +356,8 @@ def _merged_mean(base: list[float], ours: list[float], theirs: list[float]) -> l
 
 
 def _bounded(values: Mapping[str, Any]) -> str:
-    """Return ``values`` as JSON of at most `MOST_BYTES`. If it would be longer, the first rows of
-    each list are dropped, which were not used for the longest time.
+    """Return ``values`` as JSON of at most `MOST_BYTES`. If the JSON would be longer, the first
+    rows of each list, which were not used for the longest time, are dropped.
     """
     kept = dict(values)
     while len(text := json.dumps(kept, separators=(",", ":"))) > MOST_BYTES:

@@ -137,8 +137,8 @@ def _check(path: Path, warn: Warn) -> None:
 
 
 def _delete_old(folder: Path, most: int) -> None:
-    """Delete the unfinished files of dead processes. Keep only the latest history files: ``most``
-    files.
+    """Delete the unfinished files of dead processes, and all history files except the ``most``
+    that were used last.
     """
     ours: list[tuple[float, Path]] = []
     for path in folder.iterdir():

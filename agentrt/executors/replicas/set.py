@@ -58,8 +58,8 @@ class ReplicaSet(Executor):
     model gets the model of the first engine. If no replica is ready, a call waits up to
     ``ready_timeout_s`` seconds. ``health`` says when an engine that does not answer counts as dead,
     and ``backoff`` when a dead engine is restarted. ``notice`` is called with a line of text when a
-    replica fails or is back. ``scheduling`` has the settings of the engines' schedulers; routers
-    use its queue levels.
+    replica fails, is back, is drained or waits for a node, and when the history file cannot be
+    used. ``scheduling`` has the settings of the engines' schedulers; routers use its queue levels.
 
     The set collects the statistics that the policy learns from programs on all engines, and keeps
     them in the history file that ``scheduling`` names. Without a name, the file is chosen by the

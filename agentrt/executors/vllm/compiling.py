@@ -34,7 +34,7 @@ SLOW_S = 5.0
 it.
 """
 MOST_SLOW = 2
-"""Number of slow grammars of a tenant from which on the tenant starts no other grammar."""
+"""While this many slow grammars of a tenant are running, the tenant starts no other grammar."""
 LONGEST_S = 60.0
 """Seconds after which a grammar fails. Its thread cannot be stopped, and counts as running until it
 ends.

@@ -180,8 +180,8 @@ class VLLMEngine(CoreClient):
 
     def _configured(self, *, on_gpu: bool) -> tuple[AsyncEngineArgs, VllmConfig]:
         """Return vLLM's arguments and its configuration, with the default sizes of ``vllm serve``:
-        on an H100, four times the tokens of a step and eight times the batch slots that vLLM gives
-        other embedded engines.
+        on an H100, four times the tokens of a step and eight times the batch slots that an
+        `AsyncLLM` has by default.
 
         If vLLM refuses the size of host memory that was chosen automatically, the engine starts
         without host memory.
@@ -364,7 +364,7 @@ class VLLMEngine(CoreClient):
         self._paused = True
         with _dying("it paused"):
             # In vLLM's mode "abort", calls would end with a part of their output. Here, calls that
-            # have delivered a part continue, and the others are aborted one by one.
+            # have delivered a part continue, and only the other calls are aborted.
             await llm.pause_generation(mode="wait" if mode == "wait" else "keep", clear_cache=False)
             if mode == "abort":
                 calls = {i: live for i, live in self._live.items() if live.may_restart}

@@ -1,4 +1,6 @@
-"""Host memory for KV cache that a GPU evicts: how much of the machine's memory an engine takes."""
+"""Host memory to which a GPU's KV cache is offloaded: how much of the machine's memory an engine
+takes.
+"""
 
 from __future__ import annotations
 

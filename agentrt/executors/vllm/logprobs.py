@@ -1,4 +1,4 @@
-"""Collects, from vLLM's output, the log probabilities of a call whose prompt is token ids."""
+"""Collects the log probabilities of a call from vLLM's output."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class LogprobCollector:
         added = [*map(_listed, output.outputs[0].logprobs or ())]
         self._output += added
         if self._scored and output.prompt_logprobs:
-            # Tokens before these were cached: vLLM leaves their entries out, or empty.
+            # Earlier tokens may be cached: vLLM leaves their entries out, or empty.
             self._prompt = tuple(map(_listed, output.prompt_logprobs[-self._scored :]))
         return tuple(position[0][1] for position in added)
 

@@ -208,7 +208,7 @@ def leave_interrupts_to_parent() -> None:
 def keep_heap_frozen() -> None:
     """In a child process of multiprocessing, disable `gc.unfreeze`.
 
-    vLLM calls this function at its shutdown, for engines whose process continues to run. Here the
+    vLLM calls `gc.unfreeze` at its shutdown, for engines whose process continues to run. Here the
     process ends, and a garbage collection of half a million objects before that would take seconds.
     """
     if multiprocessing.parent_process() is not None:

@@ -46,8 +46,8 @@ before its scheduler):
 - `tool_schemas`: leaves a tool's arguments unconstrained if the grammar compiler refuses their
   schema.
 
-For type checkers only, `bases` (a stub, ``bases.pyi``) declares the classes of vLLM that agentrt
-subclasses.
+For type checkers only, `bases` (a stub, ``bases.pyi``) declares the classes of vLLM that
+``engine_core`` subclasses.
 
 Callers import names from these modules, so that their imports show which parts of vLLM they
 depend on. Functions return plain values where they can. vLLM's own classes are re-exported only
@@ -61,10 +61,12 @@ Written for vLLM 0.32.0 and 0.33.0. To support a new version:
    setup-next`` creates an environment with a version that has no CPU build yet.
 2. Check for each new feature whether schedules now depend on something that a recording does not
    contain. `Event` in ``tests/lab/engine/recording.py`` says what a recording contains.
-3. Check the code outside this package that depends on whole classes of vLLM: `scheduler` overrides
-   methods; `request_queue` and `free_queue` subclass queues. In ``agentrt/lab/engine``, `probe`
-   wraps methods, and `headless` and `virtual` build a scheduler, requests and outputs by hand, as
-   do ``recording.py`` and ``replaying.py`` in ``tests/lab/engine``.
+3. Check the code outside this package that depends on whole classes of vLLM. In ``engine_core``,
+   `scheduler` overrides methods, `request_queue` and `free_queue` subclass queues, and `host_tier`
+   subclasses the cache policy. In ``entrypoints``, `client` implements the engine client. In
+   ``agentrt/lab/engine``, `probe` wraps methods, and `headless` and `virtual` build a scheduler,
+   requests and outputs by hand, as do ``recording.py`` and ``replaying.py`` in
+   ``tests/lab/engine``.
 4. Run ``make test-next``, and only then widen the range of versions in ``pyproject.toml``.
 """
 

@@ -63,7 +63,8 @@ async def make_app(
         own = app.user_middleware
         own[:] = [item for item in own if getattr(item.cls, "__name__", "") not in _NOT_NEEDED]
         app.middleware_stack = None  # Starlette builds it at the first request
-        # Routes that only render exist if a flag turns them on; a pooling model has none of these.
+        # Some of these routes may not exist: routes that only render need a flag, and a pooling
+        # model has no chats.
         calls = [
             route
             for route in app.router.routes

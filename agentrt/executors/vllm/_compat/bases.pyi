@@ -1,4 +1,4 @@
-# vLLM's classes that agentrt subclasses, as type checkers read them.
+# vLLM's classes that agentrt's code in the engine core subclasses, as type checkers read them.
 #
 # mypy treats all of vLLM as `Any`, so it would not notice an override of a method that vLLM has
 # renamed. For type checks, these declarations replace vLLM's classes. They have the methods and

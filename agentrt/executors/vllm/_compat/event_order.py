@@ -48,7 +48,7 @@ def keep_order(parser: Any) -> None:
 
 
 def _finish(engine: Any) -> Any:
-    """Read the end of a stream. vLLM's own method does nothing if no event is left."""
+    """Read the end of a stream. vLLM's own method does nothing if no event and no text are left."""
     return engine._events_to_delta(engine._engine.finish(), finished=True)
 
 

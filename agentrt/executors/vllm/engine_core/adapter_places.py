@@ -15,7 +15,8 @@ class AdapterPlaces:
     While a call starves for its adapter (`CallQueue.starving`), other adapters fit only for calls
     that have waited for longer. Otherwise a stream of calls with the running adapters would keep
     the call waiting for ever, as in vLLM's own scheduler. An adapter that has been running since
-    before the starving call came is excepted, since keeping calls from it frees no place sooner.
+    before the starving call came still fits for all calls, because the running calls that use it
+    hold its place anyway.
     """
 
     def __init__(self, scheduler: AsyncScheduler, core: SchedulerCore) -> None:

@@ -34,7 +34,7 @@ class BlockRetention:
 
     ``queue`` is the queue with protected blocks. It is None with retention ``lru`` (``policy``
     None) and without prefix caching. ``host`` is the policy of host memory. It is None if ``queue``
-    is None, and without offloading.
+    is None, without offloading, and if the user has chosen another policy.
     """
 
     def __init__(

@@ -138,7 +138,7 @@ class ProgramCachePolicy(CachePolicy):
     @override
     def insert(
         self, key: OffloadKey, chunk: ChunkStatus, req_context: ReqContext | None = None
-    ) -> None:  # only vLLM 0.33 passes req_context; with 0.32, see `on_store_miss`
+    ) -> None:  # only vLLM 0.33 passes req_context; `on_store_miss` has noted the owner already
         self._chunks[key] = chunk
         self._own(key, self._coming.pop(key, None))
         if chunk.ref_cnt == 0:

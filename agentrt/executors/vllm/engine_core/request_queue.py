@@ -55,7 +55,7 @@ class LevelRequestQueue(RequestQueue):
 
     @override
     def prepend_request(self, request: Request) -> None:
-        # The queue orders calls by their priority, so there is no need to put this one first.
+        # The queue orders calls by their priority, so there is no need to put this request first.
         call = self._core.calls[request.request_id]
         if not call.queued:  # the core has already queued the calls that it preempts itself
             self._queue.put(call)
@@ -74,9 +74,10 @@ class LevelRequestQueue(RequestQueue):
 
     @override
     def remove_requests(self, requests: Iterable[Request]) -> None:
-        # vLLM calls this only where requests end. It reports these afterwards, and the core removes
-        # them then; until then the state of a call says whether it waited for admission. The turn
-        # of a streaming session ends without such a report.
+        # vLLM uses this method only where requests or turns of streaming sessions end. The core
+        # removes a call when vLLM reports the end of its request. For an aborted request, the
+        # report comes later; until then, the state of the call says whether the call waited for
+        # admission. The end of a turn is not reported.
         for request in requests:
             call = self._core.calls.get(request.request_id)
             if call is not None and call.resumable:

@@ -1,10 +1,10 @@
-"""Renders and tokenizes long chats and prompts in their own thread, so that short chats need not
-wait for them.
+"""Renders, tokenizes and decodes long chats and prompts in their own thread, so that short chats
+need not wait for them.
 
-vLLM's renderer has a single thread, and reads messages in the event loop. Here long chats and
-prompts get another thread, in which tenants take turns. A prompt with too many characters for the
-model's context is refused before it is tokenized. If it still may not fit, its tokens are counted
-piece by piece until there are too many.
+By default, vLLM's renderer has a single thread, and reads messages in the event loop. Here long
+chats and prompts get another thread, in which tenants take turns. A prompt with too many characters
+for the model's context is refused before it is tokenized. If it still may not fit, its tokens are
+counted piece by piece until there are too many.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from agentrt.executors.chat_api import WORKS_FOR
 from agentrt.executors.vllm.turns import SharedThread, Turns
 
 LONG = 32_000
-"""Maximum length of a short prompt, in characters, and of a short output, in tokens. To tokenize or
-decode this much takes about 20 ms.
+"""Maximum length of a short prompt: in characters if it is text, in tokens if it is token ids. To
+tokenize or decode this much takes about 20 ms.
 """
 MANY = 64
 """Maximum number of messages of a short chat. To read this many takes about 1 ms."""
 AHEAD = 8_000
-"""Maximum number of characters of short prompts that wait for vLLM's thread at once. To tokenize
-this many takes about 5 ms.
+"""While this many characters of short prompts wait for a thread of vLLM's, no further short prompt
+is passed to the thread. To tokenize this many takes about 5 ms.
 
 If prompts were passed one by one, the thread and the event loop would wake each other for each
 prompt.
@@ -40,10 +40,11 @@ _PIECE = 64_000
 
 
 def work_apart(renderer: Any, max_model_len: int) -> Any:
-    """Make one of vLLM's renderers handle long chats, prompts and outputs in a thread of their own.
+    """Make one of vLLM's renderers handle long chats and prompts in a thread of their own.
 
-    Returns the renderer. ``max_model_len`` is the model's context in tokens; longer prompts get
-    vLLM's `VLLMValidationError`.
+    Prompts are tokenized, or decoded if they are token ids. Returns the renderer.
+    ``max_model_len`` is the model's context in tokens; longer prompts get vLLM's
+    `VLLMValidationError`.
     """
     quick, quick_decode = renderer._tokenize_prompt_async, renderer._async_tokenizer_decode
     run_apart, short = (
