@@ -192,7 +192,7 @@ def _repaired(value: Any, depth: int) -> Any:
 def _key(key: Any) -> str:
     """Return the key of an object as orjson encodes it, or its text if orjson refuses it."""
     try:
-        return next(iter(orjson.loads(orjson.dumps({key: None}, option=_OPTIONS))))
+        return str(next(iter(orjson.loads(orjson.dumps({key: None}, option=_OPTIONS)))))
     except TypeError:
         text = _decimal(key) if isinstance(key, int) else str(key)
         return text.encode("utf-8", "replace").decode()
