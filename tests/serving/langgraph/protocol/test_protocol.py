@@ -126,7 +126,7 @@ async def test_a_listener_before_the_run_is_queued_gets_its_events(
 ) -> None:
     """1. It is in the database. 2. Somebody reads the thread's runs. 3. It comes into the queue."""
     thread, entered, read = str(uuid4()), asyncio.Event(), asyncio.Event()
-    enter, since = Runs.enter, Runs.since
+    enter, since = Runs.enter_all, Runs.since
 
     async def slow(self: Runs, *given: Any) -> Any:
         made = await enter(self, *given)
@@ -139,7 +139,7 @@ async def test_a_listener_before_the_run_is_queued_gets_its_events(
         asyncio.get_running_loop().call_soon(read.set)
         return found
 
-    monkeypatch.setattr(Runs, "enter", slow)
+    monkeypatch.setattr(Runs, "enter_all", slow)
     monkeypatch.setattr(Runs, "since", seen)
     starting = asyncio.create_task(start(http, thread, "steps"))
     async with asyncio.timeout(TURN_S):
