@@ -150,7 +150,7 @@ def _as_output(name: str, arguments: Any) -> str:
     Arguments that are not valid JSON, such as the arguments of a call that was cut off, are
     unchanged.
     """
-    with contextlib.suppress(ValueError):
+    with contextlib.suppress(ValueError, RecursionError):
         if not isinstance(arguments, str) or not arguments:
             arguments = _compact(arguments or {})
         arguments = _compact(json.loads(arguments))

@@ -50,7 +50,7 @@ def _listed(modes: Any) -> Any:
     if len(modes) == 1 and modes[0].startswith("["):
         try:
             modes = json.loads(modes[0])
-        except ValueError:
+        except (ValueError, RecursionError):
             return modes
     return [mode for mode in modes if mode] or None
 
