@@ -67,6 +67,8 @@ async def update_engines(
     an engine could not load it, and `EngineDiedError` if no engine is left. After an error, all
     engines that are alive have their old weights.
     """
+    if not engines:
+        raise EngineDiedError(_NONE_LEFT)
     old = engines[0].weights
     marks, engines = await _survivors(engines, lambda each: each.check_weights(folder))
     new = Weights(version, folder, marks[0])
