@@ -280,7 +280,8 @@ class ChatAgentRT(BaseChatModel):
             return super().get_num_tokens_from_messages(messages)
         shaped = [convert_to_openai_tool(tool) for tool in tools or ()]
         request = request_of(as_chat(messages), {"model": self.model, "tools": shaped})
-        return self._client(self.model).ask(lambda front: front.count_tokens(request))
+        with overflows_translated():
+            return self._client(self.model).ask(lambda front: front.count_tokens(request))
 
     # -- tools and schemas -------------------------------------------------------------
 
