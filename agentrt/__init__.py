@@ -42,7 +42,7 @@ _NOT_IN_SCHEDULER = (
     "agentrt.program",
     "agentrt.runtime",
 )
-"""Packages of agentrt that the distribution agentrt-scheduler does not contain."""
+"""Packages with public names that the distribution agentrt-scheduler does not contain."""
 _HOMES = {
     "AgentrtError": "agentrt.errors",
     "Context": "agentrt.program",

@@ -1,4 +1,5 @@
-"""Reading and locking files that users name, in bounded time and memory, whatever the files are.
+"""Reading, replacing and locking files that users name. Reading takes bounded memory, and bounded
+time except at a terminal, whatever the files are.
 
 `read_bytes`, `read_text` and `read_json` raise `OSError` for a file that cannot be read.
 `read_text` and `read_json` raise `ValueError` for a file with the wrong content.
@@ -206,7 +207,8 @@ def read_json(path: Path, most: int = MOST) -> Any:
 
 
 def parse_json(text: str) -> Any:
-    """Parse standard JSON. Raises `ValueError` also for NaN, infinity and numbers that are too
+    """Parse standard JSON. Raises `ValueError` also for NaN, for infinity, for JSON that is nested
+    too deeply, for whole numbers of more than 4,300 digits, and for other numbers that are too
     large for a float.
     """
     try:

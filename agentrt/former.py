@@ -79,7 +79,7 @@ def _is_written(caller: FrameType) -> bool:
 
 
 def show_warnings() -> None:
-    """Let Python print the warnings of this module. By default, Python prints a
+    """Let Python print the warnings about former names. By default, Python prints a
     `DeprecationWarning` only for code of the module ``__main__``, and a user's program is another
     module.
     """

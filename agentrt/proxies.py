@@ -51,9 +51,9 @@ def proxy_for(url: str) -> str | None:
 
 
 def is_own(host: str) -> bool:
-    """Return whether ``host`` is this machine: ``localhost``, the machine's name, a loopback
-    address, an unspecified address such as 0.0.0.0, or an address of one of the machine's
-    interfaces.
+    """Return whether ``host`` is this machine: ``localhost``, a name that ends in ``.localhost``,
+    the machine's name, a loopback address, an unspecified address such as 0.0.0.0, or an address of
+    one of the machine's interfaces.
     """
     name = host.strip("[]").lower().rstrip(".")
     if name == "localhost" or name.endswith(".localhost"):

@@ -31,9 +31,10 @@ LOOK_S = 10.0
 while the machine is suspended.
 """
 KEEP_S = 600.0
-"""Seconds after which the owner of a clock saves the clock's reading. The owner also saves the
-reading when it ends, and when the time of day was set. If the machine crashes and then boots with a
-time of day that is behind the clock, the clock loses at most this much time.
+"""Maximum age of the last saved reading of a clock, in seconds. At the first look after this time,
+the owner of the clock saves a new reading. The owner also saves the reading when it ends, and when
+the time of day was set. If the machine crashes and then boots with a time of day that is behind the
+clock, the clock loses the time since the last saved reading.
 """
 EARLY_S = 0.001
 """Maximum time by which a timer of an event loop fires too early, in seconds."""

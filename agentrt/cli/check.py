@@ -29,7 +29,7 @@ def check(targets: Sequence[str]) -> int:
     """Print, for each target, its parts and whether each part would be served.
 
     Returns 0 if everything would be served, else `FAILED`. Raises `UsageError` if there are no
-    targets, or if a target does not exist.
+    targets, if a target does not exist, or if a ``langgraph.json`` cannot be read or has no graphs.
     """
     if not targets:
         raise UsageError("--check needs a target; name a file to serve, such as langgraph.json")

@@ -196,7 +196,10 @@ def _host_memory(options: DoctorOptions) -> CheckResult:
         return CheckResult(OK, "none: vLLM's build for CPUs does not offload the KV cache")
     room = HostRoom.of_machine()
     size = room.gib()
-    observation = f"with --host-memory auto, an engine takes {size} GiB of host memory ({room})"
+    observation = (
+        f"with --host-memory auto, an engine takes {size} GiB of host memory, or none if its GPUs "
+        f"have more memory ({room})"
+    )
     return CheckResult(OK, observation) if size else CheckResult(WARNING, observation, room.advice)
 
 

@@ -273,7 +273,7 @@ def client(
     shows: bool,
     arguments: tuple[str, ...],
 ) -> None:
-    """Start a coding agent on a server: Claude Code, Codex or OpenCode.
+    """Start a coding agent that uses a server's model: Claude Code, Codex or OpenCode.
 
     The client gets the server's address, the model and the size of the model's context
     window, so that it compacts its context in time. Write options before the client's

@@ -59,8 +59,9 @@ class _Journal(LazyGroup):
 def journal() -> None:
     """List, explain, compare, replay and fork recorded runs of programs.
 
-    FILE is a journal of 'agentrt run --journal FILE' or of 'agentrt serve', or the
-    postgresql:// URL of a server's database. It may be read while it is written.
+    FILE is a journal of 'agentrt run --journal FILE' or of 'agentrt serve'. All commands
+    except replay also take the postgresql:// URL of a server's database. A journal may
+    be read while programs are recorded in it.
     """
 
 

@@ -277,7 +277,8 @@ def _module_name(path: Path) -> str:
     """Return a module name for a file: the file's own name, or a name that begins with
     ``agentrt_program_`` if another module has the file's own name.
 
-    The name may differ between processes, because journals identify classes by their file.
+    Journals identify a class by its file and not by this name, so the name may differ between
+    processes.
     """
     name = path.stem
     if not (name in sys.modules or name in sys.stdlib_module_names or name == "agentrt"):

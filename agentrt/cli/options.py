@@ -195,7 +195,7 @@ kind_option = engine.text(
     "--engine",
     "[vllm|transformers|simulated]",
     "Kind of engine. transformers is slower and has no scheduler, but supports attention=, which "
-    f"chooses what a context's tokens see; {SIMULATED}",
+    f"chooses the tokens that new tokens of a context attend to; {SIMULATED}",
     "kind",
     type=click.Choice(["vllm", "transformers", "simulated"]),
     default="vllm",
@@ -206,7 +206,10 @@ model_option = engine.text(
     "Model: a folder or a Hugging Face name.  [default: a small model that fits this machine]",
 )
 batch_option = engine.count(
-    "--max-num-seqs", "Maximum number of calls in one batch.  [default: vLLM's]", metavar="B"
+    "--max-num-seqs",
+    "Maximum number of calls in one batch.  [default: vLLM's on a GPU, 16 on a CPU; 4 for other "
+    "kinds of engine than vllm]",
+    metavar="B",
 )
 host_memory_option = engine.text(
     "--host-memory",

@@ -132,7 +132,7 @@ _server, _tenants, _events = Options("Server"), Options("Tenants"), Options("Eve
     "--early-answers",
     "Seconds after which the server begins an answer that is not streamed, although its content is "
     "not known yet: it sends status 200, and newlines that keep the connection open until the JSON "
-    "follows. 0: wait until the content is known.",
+    "follows. 0, or --keep-alive 0: wait until the content is known.",
     least=0,
     default=25.0,
 )
@@ -280,12 +280,12 @@ def keys() -> None:
     help="File of keys. It is created if it does not exist. It stores only a hash of each key.",
 )
 def new(tenant: str, path: Path) -> None:
-    """Create a key for TENANT and print it. It is shown only once.
+    """Create a key for TENANT and print it. The key is shown only once.
 
     A running server that uses FILE accepts the key a second later. To limit a
-    tenant, write into FILE: weight, concurrency, calls, programs,
-    requests_per_minute, tokens_per_minute, http_requests_per_minute. To revoke a
-    key, delete its entry.
+    tenant, add limits to the tenant's entry in FILE: weight, concurrency, calls,
+    programs, requests_per_minute, tokens_per_minute, http_requests_per_minute. To
+    revoke a key, delete the key's entry.
     """
     from agentrt.serving.tenants.keys import new_key
 

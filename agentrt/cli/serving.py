@@ -42,8 +42,8 @@ if TYPE_CHECKING:
 _THREADS = 64
 """The number of programs for whose synchronous code there are threads (see `make_room`)."""
 _NEW_OBJECTS = 50_000
-"""The number of new objects after which a garbage collection starts. With Python's default of 700,
-reading a request's large body takes a second.
+"""The number of new objects after which a garbage collection starts. With the default of Python
+3.11, 700, reading a request's large body takes a second.
 """
 _SWITCH_S = 0.0005
 """Seconds for which a busy thread may keep the event loop waiting. A request has about ten steps,

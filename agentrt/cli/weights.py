@@ -41,12 +41,13 @@ def show(url: str, api_key: str | None) -> None:
     type=_MODE,
     default="keep",
     help="What happens to calls in the engines: they continue with the new weights (keep), end "
-    "with the old weights first (wait), or begin again (abort).  [default: keep]",
+    "with the old weights first (wait), or begin again if nobody has read their output yet, and "
+    "otherwise continue (abort).  [default: keep]",
 )
 @click.option(
     "--version",
     type=click.IntRange(1),
-    help="Version number of the new weights.  [default: the next one]",
+    help="Version number of the new weights.  [default: the next number]",
 )
 @click.option(
     "--clear-cache",
@@ -85,7 +86,8 @@ def update(url: str, api_key: str | None, path: str, **options: Any) -> None:
     type=_MODE,
     default="keep",
     help="What happens to calls in the engines: they stop until the resume (keep), end before the "
-    "pause begins (wait), or begin again after the resume (abort).  [default: keep]",
+    "pause begins (wait), or after the resume begin again if nobody has read their output yet, and "
+    "otherwise continue (abort).  [default: keep]",
 )
 def pause(url: str, api_key: str | None, mode: str) -> None:
     """Pause generation. Calls wait until 'agentrt weights resume'."""

@@ -1,8 +1,9 @@
 """The live execution DAG of a program. It shows for each node which other nodes had to end before
 this node could begin.
 
-Each event has its time in seconds. Handling an event costs O(1) plus the number of edges that it
-adds. The path with the most attained service (ATLAS, Eq. 2) is updated when a node ends.
+Each event has its time in seconds. Handling an event costs O(1) for each edge that it adds, and for
+each node that it ends. The path with the most attained service (ATLAS, Eq. 2) is updated when a
+node ends.
 """
 
 from __future__ import annotations
@@ -89,8 +90,8 @@ class ExecutionDAG:
         return node
 
     def requeue(self, node_id: int, wait: str) -> Node:
-        """Record that a running node waits again, because it was preempted or its engine died.
-        ``wait`` is a text for people that says what the node waits for.
+        """Record that a running node waits again, such as a tool that waits for a slot or for its
+        next attempt. ``wait`` is a text for people that says what the node waits for.
         """
         node = self._take(node_id)
         if node.state is not NodeState.RUNNING:

@@ -159,7 +159,7 @@ def caption(node: Node) -> list[str]:
     """Return the lines of a node's label: the name of the node, its scope (if any), and a last
     line. For an open node, the last line is its state. For an ended node, the last line is its
     duration in seconds, followed by its state if it has an error. The duration of a call is its
-    service, and the duration of an interrupt is the wall time since it was emitted.
+    service, and the duration of an interrupt is the wall time from its emission to its end.
     """
     if node.ended_at is None:
         last = node.state.value

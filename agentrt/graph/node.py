@@ -50,10 +50,10 @@ class Node:
     """A call or an interrupt of a program.
 
     ``id`` is the number of the node in its program, from 0; a parent's id is smaller than its
-    child's id. ``name`` is the kind of the call, such as ``llm``, the name of the tool, or a short
-    label. ``scope`` is the path of the node functions that emitted the node, such as
-    ``main/expand``. ``parents`` are the ids of the nodes that had to end before this node was
-    emitted, in rising order.
+    child's id. ``name`` is the kind of the call, such as ``llm``, the name of the tool, the text of
+    the question, the topic of the event, or ``sleep``. ``scope`` is the path of the node functions
+    that emitted the node, such as ``main/expand``. ``parents`` are the ids of the nodes that had to
+    end before this node was emitted, in rising order.
 
     ``path_s`` is p(c) of ATLAS, Eq. 2: the seconds of service on the longest path to this node,
     without the node's own service. ``service_s`` is the node's own service (0 for interrupts), and

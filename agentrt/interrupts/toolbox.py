@@ -86,8 +86,9 @@ class Toolbox:
             # A function is identified by its schema object, since two functions may have the same
             # name. A tool of a transport is identified by its name, since each listing makes a new
             # object.
-            key: Hashable = tool.schema or (transport.name, tool.remote)
-            limits.append((key, most, f"one of {most} calls of {tool.name}"))
+            function: Hashable = tool.schema or (transport.name, tool.remote)
+            # Copies of a tool may have other limits (`Tool.but`).
+            limits.append(((function, most), most, f"one of {most} calls of {tool.name}"))
         if (most := transport.concurrency) is not None:
             limits.append((transport, most, f"one of {most} calls at once ({transport.name})"))
         return [self._slots_of(*limit) for limit in limits]

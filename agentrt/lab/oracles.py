@@ -70,8 +70,8 @@ class Lrpt(_Oracle):
 
 _SMALLEST_S = 0.05
 _AGES = [0.0, *(_SMALLEST_S * 2.0 ** (i / 4) for i in range(96))]
-"""The values of attained service, in seconds, for which costs are computed. Each value is 2 ** 0.25
-times the previous value.
+"""The values of attained service, in seconds, for which costs are computed. After 0 and
+`_SMALLEST_S`, each value is 2 ** 0.25 times the previous value.
 """
 _FEW = 30
 """Minimum number of programs for which the distribution by hint is used. With fewer programs, the

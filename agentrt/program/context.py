@@ -289,10 +289,11 @@ class Context:
         """Wait for events on a topic.
 
         ``await ctx.event("plant/+/alarm")`` waits for the next event.
-        ``async for event in ctx.event("plant/#")`` yields all events, and loses no event between
-        two iterations. ``topic`` is a topic filter in the syntax of the runtime's event source,
-        such as MQTT. ``timeout`` is the maximum duration of each wait in seconds; a longer wait
-        raises `InterruptExpiredError`.
+        ``async for event in ctx.event("plant/#")`` yields one event after the other. Events that
+        arrive between two iterations wait for the next iteration; if too many events wait, the
+        oldest are dropped (`Event.dropped`). ``topic`` is a topic filter in the syntax of the
+        runtime's event source, such as MQTT. ``timeout`` is the maximum duration of each wait in
+        seconds; a longer wait raises `InterruptExpiredError`.
         """
         return Events(topic, lambda feed: self._emitter.event(feed, timeout, after))
 
@@ -320,8 +321,8 @@ class Context:
 
     def reward(self, value: float) -> None:
         """Add a reward: a number that rates what the program has done so far, for training. A batch
-        with the option ``tokens`` writes the rewards next to the program's tokens. Without this
-        option, rewards have no effect.
+        with the option ``tokens`` writes the rewards next to the program's tokens, and a trainer
+        gets them. In other runs, rewards have no effect.
 
         Raises `ConfigError` for any other value than a finite number.
         """

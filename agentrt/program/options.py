@@ -166,7 +166,9 @@ def _refuse_unknown(options: Mapping[str, Any]) -> None:
     known = LLMOptions.__annotations__
     for name in options:
         if name not in known:
-            raise ConfigError(f"unknown option {name!r} of llm(); available: {', '.join(known)}")
+            raise ConfigError(
+                f"unknown option {name!r} of llm() or step(); available: {', '.join(known)}"
+            )
 
 
 def _as_messages(ask: str | ReadsAsText | Iterable[Message]) -> tuple[Message, ...]:

@@ -94,7 +94,8 @@ def _delta(choice: Mapping[str, Any]) -> Delta | None:
 class Events:
     """The events of a topic. Awaiting this object returns the next event and ends the subscription.
 
-    ``async for`` yields each event in turn, and loses no event between two iterations. The
+    ``async for`` yields one event after the other. Events that arrive between two iterations wait
+    for the next iteration; if too many events wait, the oldest are dropped (`Event.dropped`). The
     subscription ends with the program, or with the block of an ``async with``.
     """
 

@@ -89,11 +89,12 @@ class CallSpec:
     Schedulers and routers read the other fields. The runtime and the server set some of them after
     the call was rendered, such as ``seed`` and ``cache_salt``. ``max_tokens`` is the maximum number
     of output tokens. ``temperature`` 0 is greedy decoding. If ``seed`` is None and the temperature
-    is above 0, the runtime chooses a seed and records it, so that the call can be repeated with the
-    same result. ``ignore_eos`` continues to ``max_tokens`` even if the model ends its output. Calls
-    with different ``cache_salt`` do not share cached prefixes. ``model`` is the name of a served
-    model; None means the first served model. With ``with_logprobs``, the engine's reply has
-    ``token_logprobs`` for each output token, even if the program did not request them.
+    is above 0, the runtime derives a seed from its own seed, the run's id and the call's node or
+    place, so that the call can be repeated with the same result. ``ignore_eos`` continues to
+    ``max_tokens`` even if the model ends its output. Calls with different ``cache_salt`` do not
+    share cached prefixes. ``model`` is the name of a served model; None means the first served
+    model. With ``with_logprobs``, the engine's reply has ``token_logprobs`` for each output token,
+    even if the program did not request them.
     """
 
     prompt_token_ids: tuple[int, ...] | None = None
@@ -215,13 +216,13 @@ class CallReport(Usage):
     """The engine's report of a call.
 
     ``service_s`` is the time in the model executor, and ``waiting_s`` the time in the scheduler's
-    queue (before the first step and after each preemption), both in seconds. ``steps`` is the
-    number of engine steps in which the call ran. ``arrived_step`` and ``finished_step`` are numbers
-    of engine steps, counted from the engine's start. ``replica`` is the name of the engine, "" if
-    there is only one engine. ``spans`` describe how the time from the call's arrival at the engine
-    to its end was spent, and why; `agentrt.request.spans` reads them. Some engines report no spans.
-    ``versions`` are the versions of the weights that wrote the output
-    (`agentrt.request.weights.Versions`).
+    queue (before the first step and after each preemption) and, on a server with tenants, in the
+    tenant's queue, both in seconds. ``steps`` is the number of engine steps in which the call ran.
+    ``arrived_step`` and ``finished_step`` are numbers of engine steps, counted from the engine's
+    start. ``replica`` is the name of the engine, "" if there is only one engine. ``spans`` describe
+    how the time from the call's arrival at the engine to its end was spent, and why;
+    `agentrt.request.spans` reads them. Some engines report no spans. ``versions`` are the versions
+    of the weights that wrote the output (`agentrt.request.weights.Versions`).
     """
 
     service_s: float = 0.0
@@ -275,10 +276,10 @@ class Reply(ReadsAsText):
     ``parsed`` is the text's JSON value if the call had a schema; None without a schema, with tool
     calls, and for a text that is not JSON. ``finish_reason`` is ``stop``, ``length``,
     ``tool_calls``, or another reason of the engine. ``reasoning`` is the model's reasoning before
-    its answer, "" if there is none. Tool calls that were cut off are in ``invalid_tool_calls``. If
-    ``n`` was above 1, ``choices`` has all answers as replies, and this reply is its first item.
-    ``node`` is the id of the call's node in the DAG of its run, and ``run_id`` is the id of this
-    run.
+    its answer, "" if there is none. Tool calls whose arguments are not a JSON object are in
+    ``invalid_tool_calls``. If ``n`` was above 1, ``choices`` has all answers as replies, and this
+    reply has the first of these answers. ``node`` is the id of the call's node in the DAG of its
+    run, and ``run_id`` is the id of this run.
 
     An engine also yields a reply with a call's last piece of output. For a call whose prompt is
     token ids, this is the reply that the program gets. For a chat that a front end formats, the
@@ -288,7 +289,7 @@ class Reply(ReadsAsText):
     ``logprobs`` has an entry for each token if the call requested log probabilities. A call whose
     prompt is token ids has them in ``token_logprobs``, for each output token, and in
     ``prompt_logprobs``, for each scored token of the prompt. ``tokens`` are the recorded tokens of
-    the engine's calls, if the program runs in a batch with the option ``tokens``.
+    the engine's calls, if the program runs in a batch with the option ``tokens``, or for a trainer.
 
     In a prompt, a reply is replaced by its ``text``: in an f-string, by ``str()``, and in a list,
     where the text has quotes like a string. So ``repr()`` returns the text in quotes, too. Use

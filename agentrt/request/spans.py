@@ -29,16 +29,18 @@ REASONS = (STARTING, QUEUED, ADMISSION, PREEMPTED, LOADING, RECOMPUTE, PREFILL, 
 """
 FEW, MOST = 3, 48
 """`FEW` is the maximum number of programs that are named as causes of a span, separately for the
-programs that ran when the call arrived and for the programs that started later. `MOST` is the
-maximum number of spans of a call. Further time is added to the last span with the same reason.
+programs that ran when the call arrived and for the programs that started later. Once a call has
+`MOST` spans, further time is added to the last span with the same reason; a new span is added only
+if there is none with its reason.
 """
 
 
 class Cause(NamedTuple):
     """A program that made a call wait. ``level`` is the queue level of the program's own call, and
-    ``attained_s`` the program's attained service in seconds. Both were noted when the program's
-    call started, or, if it was not running, when the wait was noted. A name in parentheses is not a
-    program but another cause.
+    ``attained_s`` the program's attained service in seconds. Both were noted when this call last
+    started, or, if it had never started, when the wait was noted. A program that keeps another
+    program from being admitted may have the level 0 instead. A name in parentheses is not a program
+    but another cause.
     """
 
     program: str

@@ -30,8 +30,8 @@ class RouterCall:
     the scheduler will rank the call, in seconds.
 
     The dispatcher sets ``level``, ``output_tokens`` (the expected number), ``home`` (the replica of
-    the program's last call; None for the program's first call), and ``match``, a function that
-    computes `cached`.
+    the program's last call; None for the program's first call, and after this replica was lost),
+    and ``match``, a function that computes `cached` (None if the router does not read blocks).
     """
 
     program_id: str

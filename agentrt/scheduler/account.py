@@ -2,10 +2,11 @@
 
 The engine takes a note when a call arrives, is admitted, begins or ends a load of KV cache, starts,
 has its first token, changes its level, is preempted or ends. It takes no notes in other engine
-steps, so that these steps take no longer. A note also names the programs that made the call wait:
-the programs that ran when the call arrived, and the programs that started while it waited. Another
-process than the engine core turns the notes into spans (`agentrt.request.spans`); only for a long
-call, the engine core itself does so with earlier notes. This module is pure; all times are seconds.
+steps, so that these steps take no longer. The notes of a wait also name the programs that made the
+call wait: the programs that ran when the call arrived, and the programs that started while it
+waited. Another process than the engine core turns the notes into spans (`agentrt.request.spans`);
+only if a call has many notes, the engine core turns these notes into spans, too. This module is
+pure; all times are seconds.
 """
 
 from __future__ import annotations

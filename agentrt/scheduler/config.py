@@ -30,7 +30,9 @@ LONGEST_REMAINING = "longest-remaining"
 """The policy that serves the longest programs first (`agentrt.scheduler.policies.longest`)."""
 
 MEMORY_POLICIES = (DEFAULT_POLICY, LONGEST_REMAINING)
-"""The policies that go with retention ``cost`` and admission ``memory`` if neither is set."""
+"""The policies under which a retention that is not set is ``cost``, and an admission that is not
+set is ``memory``.
+"""
 
 _QUANTA = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
 
@@ -58,18 +60,18 @@ class SchedulerConfig:
     the sum of the first i - 1 quanta, and less than the sum of the first i quanta, is in level Q_i.
 
     ``beta`` is the anti-starvation threshold: a call is promoted to Q_1 once its program has waited
-    ``beta`` times as long as it was served. At most ``max_promoted`` promoted calls wait at the
-    same time. Without this limit, a backlog in which all calls starve would turn into first come,
-    first served, with very many preemptions.
+    ``beta`` times as long as the program was served. At most ``max_promoted`` promoted calls wait
+    at the same time. Without this limit, a backlog in which all calls starve would turn into first
+    come, first served, with very many preemptions.
 
     ``lane`` is the ageing share: the share of the batch that is reserved for the programs that
     arrived first, under a policy that has such a share (`adaptive`); 0 reserves nothing.
 
     ``preemption`` lets a waiting call of a strictly better level take the slot of a running call. A
-    running call is not preempted in its first ``min_residency_steps`` engine steps. It is also not
-    preempted when at most ``min_remaining_tokens`` output tokens are left, because such a
-    preemption would cost more than it gains. ``max_preemptions_per_step`` is the maximum number of
-    preemptions in one engine step.
+    running call is not preempted in the first ``min_residency_steps`` engine steps after it has
+    started, for the first time or after a preemption. It is also not preempted when at most
+    ``min_remaining_tokens`` output tokens are left, because such a preemption would cost more than
+    it gains. ``max_preemptions_per_step`` is the maximum number of preemptions in one engine step.
 
     ``history`` is a file that keeps the statistics of programs across restarts; the text ``none``
     means no file. With the value None, the code that creates the engine decides: an embedded engine

@@ -1,8 +1,8 @@
 """The scheduler of one engine as a state machine: it handles events, and plans each engine step.
 
-It implements Algorithm 1 of Agentix (queue levels, quanta, demotion, promotion), and adds admission
-to the KV cache. `SchedulerCore` is pure: it does not import vLLM, and it takes the time from the
-events instead of a clock.
+The module implements Algorithm 1 of Agentix (queue levels, quanta, demotion, promotion), and adds
+admission to the KV cache. `SchedulerCore` is pure: it does not import vLLM, and it takes the time
+from the events instead of a clock.
 """
 
 from __future__ import annotations
@@ -65,8 +65,10 @@ _MOST = 0.5
 than this.
 """
 _REFRESHED = 32
-"""Number of outdated priorities that a step computes again (`CallQueue.refresh`). Computing all
-of them in one step would delay this step by 12 milliseconds with 1,000 waiting calls.
+"""Maximum number of outdated priorities that a step computes again in the order of the calls'
+arrival. The step may compute as many for the calls that may be admitted next, and as many for the
+calls that may run next (`CallQueue.refresh`). Computing all outdated priorities in one step would
+delay this step by 12 milliseconds with 1,000 waiting calls.
 """
 
 
@@ -96,8 +98,9 @@ class Engine(Protocol):
         """
 
     def running_needs(self) -> tuple[int, int]:
-        """Return how many tokens of the next step, and how many free blocks, the running calls take
-        before waiting calls are started. The block that a decoding call may need is not counted.
+        """Return how many tokens of the next step, and how many free blocks, the running calls
+        need. The blocks include the blocks for parts of prompts that later steps compute. The block
+        that a decoding call may need is not counted.
         """
 
     def step_tokens(self) -> int:
@@ -121,7 +124,7 @@ class StepPlan(NamedTuple):
     released: Sequence[QueuedCall]
     """Deferred calls that the engine can start now."""
     promoted: Sequence[QueuedCall]
-    """Calls that were promoted (`Promoter`), and now precede all calls that are not promoted."""
+    """Calls that were promoted, and have the priority of the `Promoter` now."""
     admitted: Sequence[QueuedCall]
     """Calls of programs that may use the KV cache from now on."""
     preempted: Sequence[Preempt]
@@ -244,7 +247,8 @@ class SchedulerCore:
                 if self.policy.follows_program:
                     self._rank_again(call.program.queued.values(), now)
                 if call.program.ended and not call.program.queued:
-                    # The program ended before its last call. Drop the state of this call.
+                    # The program ended before its last call, so the call may have left state after
+                    # the end of the program.
                     self._forget(call.program, now)
                 elif call.program.lone:
                     self.handle(ProgramEnded(ProgramTotals.of(call.program), now))
@@ -307,9 +311,9 @@ class SchedulerCore:
 
     def refresh_priorities(self, now: float) -> None:
         """If the policy's statistics have changed much, give all waiting calls a new priority, over
-        several steps. Meanwhile, the calls at the front of the queue get their new priorities
-        before they can start, at most `_REFRESHED` calls in a step. This method is called once in
-        each step.
+        several steps (`_REFRESHED`). Most calls get their priority in the order of their arrival,
+        but the calls that may be admitted or may run next get it earlier. This method is called
+        once in each step.
         """
         if (revision := self.policy.revision) != self._revision:
             self._revision = revision
@@ -391,8 +395,9 @@ class SchedulerCore:
         (`Policy.preempts_by`), and only to free a slot in the batch, never to free memory. A
         waiting call that does not fit into the ``free_blocks`` keeps waiting, because evicted
         blocks must be recomputed, which delays all other calls, too. The calls behind it also keep
-        waiting, because vLLM starts calls in order. Running calls that are not `settled`, or for
-        which ``may_preempt`` is False, are skipped, and so are waiting calls that cannot start.
+        waiting, because vLLM starts calls in order. A running call is skipped in its first
+        ``min_residency_steps`` steps, while it is not `settled`, and if ``may_preempt`` is False. A
+        waiting call that cannot start is skipped, too.
         """
         config, victims = self.config, list[Preempt]()
         if not (config.preemption and running) or free_slots >= self.queue.startable:
@@ -538,7 +543,7 @@ class SchedulerCore:
     def _learn(self, call: QueuedCall) -> None:
         if (
             self.learns and 0 < call.prompt_tokens <= call.computed_tokens
-        ):  # otherwise the call was cancelled
+        ):  # otherwise it had no output, or its prompt's length is unknown
             outputs = call.computed_tokens - call.prompt_tokens
             self.learned.call_ended(call.program.kind, outputs, call.max_tokens)
 
@@ -554,8 +559,9 @@ class SchedulerCore:
         """Charge the step's time to each of its calls, and rank the calls again whose quantum is
         used up.
 
-        The time for which the engine was stalled is not charged. Otherwise the types of the calls
-        in this step would count as long types for hundreds of programs.
+        If the core learns the costs of steps, the time for which the engine was stalled is not
+        charged. Otherwise the types of the calls in this step would count as long types for
+        hundreds of programs.
         """
         call_ids, step_s, now, tokens, steps = step
         learns, seconds = tokens and self.learns, step_s

@@ -1,12 +1,12 @@
 """Statistics of programs, of their calls and tools, and of the engine's steps, learned online.
 
-Statistics of programs, calls and tools are kept per tenant and program type, so that no tenant can
-falsify the statistics of another. Most are exponentially weighted means in bounded memory. To
-estimate a value from few samples, a mean is combined with a prior; the weight of the mean grows
-with its number of samples. A *gap* is the time between two calls of a program, or between two
-programs of a session. The prior of a gap's duration is Lindy's rule: a gap that has lasted for
-``a`` seconds is expected to last for ``a`` more seconds. The prior of a call's output comes from
-the calls of all types. The policy chooses the prior of a program's service.
+Statistics of programs, calls and tools are kept per tenant and program type, so that a tenant can
+influence only the priors of another tenant. Most statistics are exponentially weighted means in
+bounded memory. To estimate a value from few samples, a mean is combined with a prior; the weight of
+the mean grows with its number of samples. A *gap* is the time between two calls of a program, or
+between two programs of a session. The prior of a gap's duration is Lindy's rule: a gap that has
+lasted for ``a`` seconds is expected to last for ``a`` more seconds. The prior of a call's output
+comes from the calls of all types. The policy chooses the prior of a program's service.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ SILENCES = 2048
 clients.
 """
 _OUTLYING = 16.0
-"""The engine was stalled in a step that took this many times as long as the other steps explain,
-for example because the process was suspended. Such a step does not count in the cost of a prompt
-token, and its calls are charged the time of a usual step.
+"""The engine was stalled in a step that took more than this many times as long as the other steps
+explain, for example because the process was suspended. Such a step does not count in the cost of a
+prompt token, and its calls are charged the time of a usual step.
 """
 WINDOW = 256.0
 """Number of samples from which on a new sample has a constant weight, 1/256, in a mean. So older

@@ -1,5 +1,5 @@
-"""A priority queue whose items can be moved and removed. The scheduler uses it for all its
-queues.
+"""A priority queue whose items can be moved and removed. The scheduler uses it for all queues that
+are sorted by a key.
 """
 
 from __future__ import annotations

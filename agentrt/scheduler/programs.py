@@ -25,7 +25,9 @@ class ProgramStats:
     path_s: float = 0.0
     """The longest path of service seen so far (the scalar of ATLAS, Agentix Alg. 1)."""
     waiting_s: float = 0.0
-    """The time that ended calls spent in the engine's queue."""
+    """The time that ended calls spent in queues: in the engine's queue, and in the queue of the
+    program's tenant, if the server has tenants.
+    """
     interrupt_s: float = 0.0
     """The time that the program's tools, questions to humans and waits for events took."""
     calls: dict[str, float] = field(default_factory=dict)

@@ -24,17 +24,18 @@ class Priority(NamedTuple):
 class Promoter:
     """A promoter of calls that have waited for long. This base class promotes no calls.
 
-    A promoted call gets the priority ``priority`` and runs before calls that are not promoted. The
-    call keeps this priority until its quantum is used up, or, if ``keeps`` is set, until it ends.
+    A promoted call gets the priority ``priority``. The call keeps this priority until its quantum
+    is used up, or, if ``keeps`` is set, until it ends. A call that the engine takes but cannot
+    start loses its promotion.
     """
 
     priority = Priority(0)
     keeps: ClassVar[bool] = False
 
     def waits(self, call: QueuedCall) -> None:
-        """Handle the start of a call's wait in the queue, at ``call.since``. This is called again
-        if a step that was in flight when the call was preempted changes the call's service, and
-        perhaps its level.
+        """Handle that a call waits for a slot, or for its LoRA adapter after a failed attempt to
+        start. The wait began at ``call.since``. This is called again if a step that was in flight
+        when the call was preempted changes the call's service, and perhaps its level.
         """
 
     def started(self, call: QueuedCall, now: float) -> None:

@@ -45,7 +45,7 @@ class CallQueue:
 
     @property
     def startable(self) -> int:
-        """The number of calls that wait for a slot and are not known to be unable to start."""
+        """The number of calls that wait for a slot, without the calls that are ``stuck``."""
         return len(self._waiting) - self._stuck
 
     @property

@@ -63,7 +63,9 @@ class EngineProgram(ProgramStats):
     blocks that the program needs now, and the program's growth.
     """
     last_turn_at: float | None = None
-    """The time at which the program's last call ended."""
+    """The time at which the program's last call with output ended; None before the end of the first
+    such call, and after the cache was emptied.
+    """
 
     def start_over(self) -> None:
         """Reset the state that depends on an engine's settings. The program must have no call."""
@@ -141,7 +143,7 @@ class CallState(StrEnum):
 
     UNQUEUED = "unqueued"
     """The call is in the engine but not in the queue: it has just arrived, was taken from the
-    queue, or was preempted.
+    queue, or was preempted, or its load has failed.
     """
     WAITING = "waiting"
     NOT_ADMITTED = "not admitted"
@@ -213,7 +215,7 @@ class QueuedCall:
     quantum_ends_s: float = math.inf
     """The value of ``served_s`` at which the call's quantum is used up."""
     promoted: bool = False
-    """Whether the call was promoted, so that it runs before calls that are not promoted."""
+    """Whether the call was promoted, and has kept its promotion (`Promoter`)."""
     stuck: bool = False
     """Whether the engine's last attempt to start the call failed although a slot was free: the
     call's LoRA adapter did not fit, or its KV cache is still being transferred.

@@ -90,9 +90,10 @@ class Cost(Retention):
 
     An evicted block must be recomputed when its program makes its next call, and every block takes
     the same time to recompute. So the expected cost of a loss is proportional to how often the
-    program is expected to make calls. Blocks of sessions without a program are evicted first, then
-    blocks of programs that are not resident (`WorkingSet`), then shared blocks and blocks of
-    resident programs.
+    program is expected to make calls. Blocks that no program will use again
+    (`CachedBlocks.released`) have no place in this order, and are evicted before all others. Then
+    follow blocks of sessions without a program, then blocks of programs that are not resident
+    (`WorkingSet`), then shared blocks and blocks of resident programs.
     """
 
     name: ClassVar[str] = "cost"
@@ -136,10 +137,11 @@ def returns(learned: Learned, blocks: CachedBlocks, now: float) -> Forecast:
 class EvictionOrder:
     """The owners of free blocks, in the order in which their blocks are evicted.
 
-    An owner has a place (`Retention.place`) or a worth (`Retention.worth`). For most owners, it
-    changes only with an event. The worth of the other owners changes with time, so if no owner has
-    a place, these owners are all compared for each eviction. To save time, the place of an owner is
-    computed only when a block must be evicted.
+    An owner has a place (`Retention.place`) or a worth (`Retention.worth`). The place of an owner,
+    and the worth of a steady owner (`Retention.steady`), change only with an event. The worth of
+    all other owners changes with time, so if no owner has a place, these other owners are all
+    compared for each eviction. To save time, the place of an owner is computed only when a block
+    must be evicted.
     """
 
     def __init__(self, retention: Retention, sharers: Callable[[str], int]) -> None:

@@ -60,7 +60,8 @@ def state_of(row: ProgramStats, now: float, stale_after_s: float) -> ProgramStat
 
 
 class ProgramTotals(NamedTuple):
-    """The size of an ended program, from its row in the runtime's process table.
+    """The size of an ended program, from its row in the runtime's process table. If a single
+    request belongs to no program, its size comes from the engine's own row.
 
     Policies learn the sizes of programs from these totals and not from an engine's own row. An
     engine knows the service in other engines only up to the program's last call in this engine.

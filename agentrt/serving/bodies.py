@@ -1,6 +1,6 @@
 """Read the body of a request, and limit its size and the number of values in its JSON.
 
-Both limits are checked while the body arrives, before it is parsed.
+Both limits are checked before the body is parsed: while it arrives, or while it is decompressed.
 """
 
 from __future__ import annotations

@@ -6,11 +6,13 @@ import zlib
 from collections.abc import Callable, Generator, Iterator
 
 PIECE = 64 * 1024
-"""Maximum size of a decompressed piece (bytes)."""
+"""Maximum size of a decompressed piece of gzip, deflate or br (bytes)."""
 _MOST_WINDOW = 8 * 1024 * 1024
 """Maximum window of the zstd decoder (bytes), which RFC 9659 sets for HTTP."""
 _ZSTD_SLICE = 256
-"""Compressed bytes that are passed to zstd at a time. Four bytes can expand to 128 KiB."""
+"""Compressed bytes that are passed to zstd at a time. Four bytes can expand to 128 KiB, so a piece
+has at most 8 MiB.
+"""
 MOST_MEMBERS = 4096
 """Maximum number of gzip members or zstd frames in a body. Each member costs microseconds, even if
 it is empty, and a body has room for a million empty members.
@@ -21,8 +23,9 @@ Decoder = Callable[[bytes], Iterator[bytes]]
 
 
 class EncodingError(Exception):
-    """A body has an unknown content coding, or cannot be decompressed. The message names the cause,
-    and the codings that this server can read.
+    """A body has a content coding that this server cannot read, has several codings, or cannot be
+    decompressed. The message names the cause and, unless the body's data is invalid, the codings
+    that this server can read.
     """
 
 

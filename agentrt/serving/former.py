@@ -25,8 +25,8 @@ class FormerPath:
 
     def headers(self, request: Request) -> dict[str, str]:
         """Return headers for the answer to a request that uses the former path: they tell the
-        client the present path. The first such request of a server is logged. For any other
-        request, return no headers.
+        client the present path. The first such request of a server is logged. For a request that
+        does not use the former path, return no headers.
         """
         if not self.is_used(request):
             return {}

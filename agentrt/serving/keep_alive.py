@@ -1,8 +1,8 @@
 """Keep idle streams alive, because proxies and clients cut silent connections.
 
-When nothing has been sent for the configured interval since the head or the last piece of a stream,
-a comment is sent, or in Anthropic's API a ``ping`` event. `Middleware` does this for all streams of
-server-sent events, in every API.
+When a stream has sent nothing for a time between half of the configured interval and the whole
+interval, a comment is sent, or in Anthropic's API a ``ping`` event. `Middleware` does this for all
+streams of server-sent events, in every API.
 """
 
 from __future__ import annotations

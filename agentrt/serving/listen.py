@@ -46,8 +46,7 @@ class Certificate:
 
         def no_password() -> str:
             raise ConfigError(
-                f"--ssl-keyfile {self.key or self.chain}: the key has a password; use a key "
-                "without a password"
+                f"{self.key or self.chain}: the key has a password; use a key without a password"
             )
 
         try:

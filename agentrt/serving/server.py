@@ -118,7 +118,8 @@ class Server:
     - ``live``: by tenant, the number of live runs that clients or events started (`ProgramRuns`).
     - ``park_s``: seconds after which a recorded run that waits only for humans or times leaves
       memory (0: never).
-    - ``keep_alive_s``: seconds of silence after which a stream is kept alive by a ping (0: never).
+    - ``keep_alive_s``: maximum seconds of silence after which a stream is kept alive by a ping (0:
+      never).
     - ``early_s``: seconds after which the head of an answer that is not a stream is sent early, to
       keep its connection open (0: never).
     - ``server_tools``: the names of the tools that replace Anthropic's server tools, by kind.

@@ -59,7 +59,7 @@ def api_with(triggers: Sequence[Trigger], notice: Callable[[str], None]) -> Api:
 
 
 class Firing:
-    """A running trigger: its subscription, and the runs that it started."""
+    """A running trigger, and the live runs that it started."""
 
     def __init__(
         self, trigger: Trigger, server: Server, runs: ProgramRuns, notice: Callable[[str], None]

@@ -111,7 +111,7 @@ class _Url(SettingsSection):
     require_https: bool = True
     allowed_ports: list[int] = Field(default_factory=list)
     max_url_length: int = Field(default=2048, ge=1)
-    # Accepted without effect: only named hosts are called, so loopback is disabled already.
+    # Accepted without effect: a loopback address is called only if its host is named literally.
     disable_loopback: bool = True
 
 

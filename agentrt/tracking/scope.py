@@ -130,14 +130,14 @@ class Scope:
                     self.join(ended)
 
 
-# The open tasks of each owner, by the owner's id, because an owner need not be hashable. While an
-# entry exists, its id is not used for another owner: only scopes keep the entry alive, and the
-# scopes also keep the owner alive.
+# The tasks of each owner that still exist in memory, some of which may have ended. The key is the
+# owner's id, because an owner need not be hashable. While an entry exists, its id is not used for
+# another owner: only scopes keep the entry alive, and the scopes also keep the owner alive.
 _FAMILIES: WeakValueDictionary[int, Family] = WeakValueDictionary()
 
 
 def family_of(owner: object) -> Family:
-    """Return the set of a program's live tasks."""
+    """Return the set of a program's tasks. Some of them may have ended."""
     family = _FAMILIES.get(id(owner))
     if family is None:
         family = _FAMILIES[id(owner)] = WeakSet()

@@ -51,7 +51,7 @@ def demo(kind: str | None, model: str | None, port: int | None, no_dashboard: bo
 
     Three long programs start, then five short programs. A table shows when each program ends under
     stock's order, in agentrt's first run, and in a run after agentrt has seen both types of
-    programs. A text below the table says what agentrt's order gained or lost.
+    programs. The text at the end says what agentrt's order gained or lost.
     """
     from agentrt.cli.demo.comparison import print_comparison
     from agentrt.cli.demo.stage import Stage

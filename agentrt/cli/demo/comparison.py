@@ -114,9 +114,9 @@ class DemoComparison:
         if len(self.stock) > 1:
             yield (
                 f"Stock's order ran in {len(self.stock)} rounds, and agentrt's order in "
-                f"{len(self.first)} first runs and {len(self.known)} runs with known types; the "
-                "table above shows the first round of each. A difference counts as chance unless "
-                "all rounds agree on it."
+                f"{len(self.first)} first runs and {len(self.known)} runs with known types. The "
+                "table with a row for each program shows the first round of each; the means are "
+                "over all rounds. A difference counts as chance unless all rounds agree on it."
             )
 
     def _parts(self, rounds: Sequence[Means]) -> str:

@@ -1,4 +1,4 @@
-"""An event loop in virtual time: it never sleeps, but advances its clock to the next timer.
+"""An event loop in virtual time: instead of sleeping until the next timer, it advances its clock.
 
 Code on this loop takes only its own computing time, however many seconds it waits, and its results
 are repeatable. The code must run on one thread and read the loop's clock.
@@ -31,7 +31,7 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
 
 
 class _Waits(selectors.DefaultSelector):
-    """A selector that advances its clock instead of sleeping."""
+    """A selector that advances its clock instead of waiting for a timer."""
 
     def __init__(self) -> None:
         super().__init__()

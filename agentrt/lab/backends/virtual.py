@@ -159,7 +159,9 @@ class Virtual(Backend):
         return max(program.ends(alone_s)) + program.tail_s
 
     def remaining_s(self, row: EngineProgram) -> float:
-        """Return an estimate of the seconds of service that a program still needs, for `Srpt`."""
+        """Return an estimate of the seconds of service that a program still needs, for `Srpt` and
+        `Lrpt`.
+        """
         return self._left_s.get(row.program_id, 0.0) - (row.attained_s - row.service_s)
 
     def _service_s(self, program: ProgramShape, call: CallShape) -> float:

@@ -84,8 +84,8 @@ agentrt has seen these programs once. The result beside it is for programs that 
 seen, or knows only from the history of earlier runs, which the last line names. --history none
 ignores earlier runs.
 The verdict is a gain (or a loss) if the mean time is shorter (or longer) in every pair of runs, by
-more than the error of the replay. Otherwise the verdict is nothing. With 5 pairs, chance alone
-makes a gain in 1 of 32 comparisons.
+more than the error of the replay. Otherwise the verdict is no gain ("nothing" in --json). With 5
+pairs, chance alone makes a gain in 1 of 32 comparisons.
 Exit codes: those of agentrt run.
 """
 _UNASKED = {"answers": (), "thread": None, "checkpointer": None}

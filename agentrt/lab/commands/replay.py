@@ -46,7 +46,8 @@ Examples:
 Programs arrive as recorded. Tools, humans and the programs' own code take as long as recorded, and
 calls have the recorded lengths. Prompts share prefixes as far as the recorded texts do. vLLM's
 scheduler decides in virtual time, on an engine with the recorded sizes unless options change them.
-Policies are named as in agentrt simulate. Exit codes: 0; 2 bad usage; 130 Ctrl-C.
+Policies are named as in agentrt simulate. Exit codes: 0 done; 1 the engine failed; 2 bad usage; 130
+Ctrl-C.
 
 \b
 --depth real runs the programs on an embedded engine with the recorded model and sizes, in real
@@ -98,10 +99,17 @@ class ReplayCommand(RunCommand, ManyCommand):
     "--model", metavar="MODEL", help="Model of the real engine.  [default: the recorded model]"
 )
 @count_option("--replicas", about="Number of engines.  [default: as recorded]")
-@click.option("--router", metavar="NAME", help="Router that spreads the calls over replicas.")
+@click.option(
+    "--router",
+    metavar="NAME",
+    help="Router that spreads the calls over replicas.  [default: as recorded]",
+)
 @max_num_seqs_option(suffix="  [default: as recorded]")
 @kv_blocks_option("Size of the KV cache, in blocks.  [default: as recorded]")
-@count_option("--max-num-batched-tokens", about="Maximum number of tokens that a step computes.")
+@count_option(
+    "--max-num-batched-tokens",
+    about="Maximum number of tokens that a step computes.  [default: as recorded]",
+)
 @step_time_option("  [default: fitted to the recorded calls; invented if there are too few]")
 @json_flag("Print one JSON object instead of tables.")
 @file("--plot", about="Draw each program's latency against its recorded latency.")

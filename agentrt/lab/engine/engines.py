@@ -27,7 +27,9 @@ if TYPE_CHECKING:
 
 @asynccontextmanager
 async def started(engine: LabEngine, *, verbose: bool = False) -> AsyncIterator[None]:
-    """Run the engine during the ``with`` block. The engine's output is written to a log file."""
+    """Run the engine during the ``with`` block. The engine's output is written to a log file, or to
+    stderr if ``verbose``.
+    """
     with EngineLog(verbose=verbose) as log:
         try:
             with log.collect():

@@ -279,7 +279,9 @@ class VirtualEngine:
         return read_report(own) if self._probe is None else self._probe.take(call_id)
 
     def boundary(self, program_id: str, change: str, name: str) -> None:
-        """Handle the start or the end of a program's wait for a tool or a human: see `Retainer`."""
+        """Handle the start or the end of a program's wait for a tool or a human. `Notification`
+        explains the values of ``change``.
+        """
         self._tell("boundary", [(program_id, change, name)])
 
     def end_program(self, totals: ProgramTotals) -> None:

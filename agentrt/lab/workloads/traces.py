@@ -42,8 +42,8 @@ FORMATS: Mapping[str, tuple[frozenset[str], ...]] = {
     "sharegpt": (frozenset({"messages"}),),
     "bfcl": (frozenset({"question"}), frozenset({"input_token_count"})),
 }
-"""The sets of fields that identify each JSON format. The format of a file is the first format with
-a set of which the file has all fields; ``mooncake`` and ``timed`` are distinguished by the size of
+"""The sets of fields that identify each JSON format. An entry has the first format one of whose
+sets is contained in the entry's fields; ``mooncake`` and ``timed`` are distinguished by the size of
 their blocks. The module of each format says where the format is defined.
 """
 KNOWN = (*FORMATS, JOURNAL)
@@ -179,9 +179,7 @@ def _of_one_format(
         with notes.leaving_out(OTHER_FORMAT):
             name = name or _format(entry)
             if not any(entry.values.keys() >= fields for fields in FORMATS.get(name, ())):
-                raise entry.complain(
-                    f"this entry does not have the format of the first entry ({name})"
-                )
+                raise entry.complain(f"this entry does not have the fields of the format {name}")
             entries.append(entry)
     return name, entries
 

@@ -12,7 +12,7 @@ from agentrt.scheduler.records import EngineProgram, QueuedCall
 
 class Cap(Admission):
     """The admission ``cap``: at most ``admission_cap`` programs are resident, in the order of their
-    arrival. A program stays resident from its first call to its end.
+    arrival. A program stays resident from its admission to its end.
 
     There is an exception: if no call runs or could start, because the resident programs wait for
     tools, another program is admitted, so that the engine does not stay idle.

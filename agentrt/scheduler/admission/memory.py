@@ -35,9 +35,10 @@ slot. For a tool for which an idle engine could wait, the search considers at mo
 residents.
 """
 _TURN = 8.0
-"""A resident is expelled for another program only after it has been served for this many times the
-cost of recomputing its context. The cost is the time that the recomputation takes, multiplied by
-the number of residents in the batch, which all wait for this time.
+"""Between two of its calls, a resident is expelled for another program only after the resident has
+been served for this many times the cost of recomputing its context. The cost is the time that the
+recomputation takes, multiplied by the number of residents in the batch, which all wait for this
+time.
 """
 
 
@@ -58,7 +59,7 @@ class WorkingSet(Admission):
     def __init__(self, config: SchedulerConfig, capacity: Capacity, learned: Learned) -> None:
         super().__init__(config, capacity, learned)
         self.admissions = 0
-        """The number of programs admitted so far."""
+        """The number of admissions so far. A program may be admitted several times."""
         self.claimed = 0
         """Blocks that the residents claim, including the shared prefixes of their types."""
         self._shared = 0
@@ -266,7 +267,8 @@ class WorkingSet(Admission):
         decision = self._use_free_slot(program, now, running)
         if isinstance(decision, Admit) or running:
             return decision
-        # The program evicts contexts that are no longer held, so that these need no more room.
+        # The program evicts contexts that are no longer held, so expel the residents that claim
+        # them.
         return self._wait_for_tool(program, now) or Admit(program, tuple(self._due))
 
     def _due_that_make_room(self, program: EngineProgram) -> tuple[EngineProgram, ...] | None:

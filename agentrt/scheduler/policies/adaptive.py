@@ -4,13 +4,14 @@ This policy does not come from a paper. The expected remaining service is a mean
 (`agentrt.scheduler.learned`) by tenant and program type, refined by the size hint, and by the node
 and the turn that the program has reached. Its prior is the *visible service*: the service that the
 program's calls in the engine still need for the new parts of their prompts and for outputs of the
-usual length (or of their maximum length, before any call has ended). If the engine reports neither
-prompts nor lengths, the prior is the mean service of all ended programs, or the service on the
-program's own critical path if that is more.
+usual length (or of their maximum length, before any call has ended). If no length of an output is
+known, neither a limit nor that of an ended call, the prior is the mean service of all ended
+programs, or the service on the program's own critical path if that is more.
 
 Each level covers a factor of 1.4 (the square root of two) of the expected remaining service. Within
 a level, programs with the smaller total size go first (rounded down to a power of two), then
-programs that arrived earlier. An `AgeingShare` limits how long large and old programs wait.
+programs that arrived earlier. Until a program has ended, only the arrival counts. An `AgeingShare`
+limits how long large and old programs wait.
 """
 
 from __future__ import annotations
@@ -63,7 +64,9 @@ class Adaptive(Policy):
         remaining service is added to these statistics.
         """
         self._visible: tuple[Any, float] = None, 0.0
-        """The visible service that was computed last, after what it depends on."""
+        """The visible service that was computed last: the values on which it depends, and the
+        service in seconds.
+        """
 
     def promoter(self, slots: int) -> Promoter | None:
         return AgeingShare(self.config, slots) if self.config.lane else None
@@ -84,9 +87,10 @@ class Adaptive(Policy):
         """Return 2 if the type of one of the programs, or of both, is unknown, because no program
         of this type has ended, and else 1.
 
-        The levels of unknown types come only from limits and prompts, and programs of neighbouring
-        levels may need the same service. If the levels differ by two or more, the expected
-        remaining service of one program is more than 1.4 times that of the other.
+        The levels of unknown types come only from the calls in the engine and from the service so
+        far, so programs of neighbouring levels may need the same service. If the levels differ by
+        two or more, the expected remaining service of one program is more than 1.4 times that of
+        the other.
         """
         at = self.learned.service.at
         for program in (better.program, call.program):
@@ -158,7 +162,7 @@ class Adaptive(Policy):
         tenant, type, visits = row.tenant, row.type, self._visits.setdefault(row, {})
         expected, factor = visible_s, 1.0
         if expected and row.finished_calls >= MANY_CALLS:
-            # It may never end. Then its visible calls say nothing about what it still needs.
+            # The program may never end. Then its visible calls do not show what it still needs.
             expected = max(expected, path_s)
         if (known := at(_ALL, 0)) is not None:
             # The more programs of the type have ended, the less the visible service counts.
@@ -223,7 +227,7 @@ class AgeingShare(Promoter):
     arrives later, the oldest programs whose calls may run get at least the share. The share is a
     token bucket of slot-seconds. The bucket fills at ``lane * slots`` per second, and the service
     of promoted calls is taken out of it. So a share of less than one slot works, too. A call keeps
-    its promotion until it ends.
+    its promotion until it ends, unless the engine takes the call and cannot start it.
 
     The bucket holds at most two quanta of Q_1, times the slots of the share (at least one slot).
     """

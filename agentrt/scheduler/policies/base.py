@@ -28,8 +28,8 @@ class Policy(ABC):
     - ``starving``: True if waiting calls are promoted by the anti-starvation rule of Agentix.
     - ``learns``: True if the policy uses statistics of ended programs. ``learned`` holds this
       engine's statistics.
-    - ``follows_program``: True if the waiting calls of a program get a new priority whenever one of
-      its calls ends.
+    - ``follows_program``: True if the waiting calls of a program get a new priority whenever
+      another call of the program arrives or ends.
     - ``settings``: the fields of `SchedulerConfig` that this policy uses, among the fields that
       only some policies use.
     """

@@ -37,8 +37,8 @@ class Files:
     """The files of all tenants.
 
     ``batch_reading`` takes a tenant and the id of a file, and returns the id of the live batch
-    whose input the file is, or None if there is no such batch. A file that a live batch reads is
-    not removed.
+    that reads the file as its input, or None if there is no such batch. A file that a live batch
+    reads is not removed.
     """
 
     def __init__(

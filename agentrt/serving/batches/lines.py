@@ -1,7 +1,7 @@
 """The lines of a batch's files: requests in the input file, answers in the output and error files.
 
-The id of an answer contains the line number of its request. The output and error files are
-therefore the only record of which requests have been answered.
+The id of an answer contains the line number of its request. So the output and error files also
+record which requests have been answered, and no other record of this is needed.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ CREATE TABLE IF NOT EXISTS agentrt_batch_contents (
 """
 _PART_BYTES = 1024 * 1024
 """Maximum number of bytes in a part of an uploaded file. A query reads parts until it has read at
-least this many bytes.
+least this many bytes, or `_READ_PARTS` parts.
 """
 _READ_PARTS = 1000
 _READ = """

@@ -85,7 +85,7 @@ class BatchRunner:
         """Run the batch until it has ended or the server drains.
 
         A step that raises an error, for example because the disk is full, is retried with
-        exponential back-off.
+        exponential backoff.
         """
         backoff_s = _FIRST_BACKOFF_S
         while not self._is_draining and self._record.is_live:

@@ -39,7 +39,8 @@ MOST_NODES = 10_000
 """Maximum number of values in all schemas of a request together, nested values included."""
 MOST_REPEATS = 100_000
 """Maximum sum of lengths and repetitions in schemas (``minLength``, ``maxItems``, ``{n,m}`` of a
-pattern). ``maxLength`` does not count, because Claude Code has tools whose value is 500,000.
+pattern). ``maxLength`` does not count, because Claude Code has tools with a ``maxLength`` of
+500,000.
 """
 MOST_LENGTHS = 64
 """Maximum number of different ``maxLength`` values. Each value, large or small, costs the engine

@@ -292,7 +292,8 @@ class ItemReader:
     # -- tools that come later ---------------------------------------------------------
 
     def _loaded(self, tools: Sequence[Any]) -> str:
-        """Return the output of a search for tools: the loaded tools as text.
+        """Add the tools that a search has loaded, and return the search's output: these tools as
+        text.
 
         The tools are described here and not at the beginning of the prompt, because a changed
         beginning would miss the prefix cache.

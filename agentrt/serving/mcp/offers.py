@@ -44,8 +44,8 @@ class Offer:
     """A tool of the MCP server.
 
     ``begin`` returns the program to run for the tool's arguments, and the program's input. It
-    raises `ToolArgumentsError` for arguments that do not match ``schema``; of a graph's arguments,
-    only the names are checked.
+    raises `ToolArgumentsError` for arguments that do not match ``schema``. For a graph, it checks
+    only the names of the arguments.
     """
 
     name: str

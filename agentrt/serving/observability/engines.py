@@ -225,7 +225,7 @@ class SnapshotPoller:
         self._asking = asyncio.Lock()
 
     def up(self) -> bool:
-        """Return whether the engine is alive, as far as is known without sending it a request."""
+        """Return whether an engine is alive, as far as is known without sending it a request."""
         return self._executor.alive()
 
     async def fresh(self, age_s: float) -> EnginesView:

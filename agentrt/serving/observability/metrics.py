@@ -1,7 +1,7 @@
 """Metrics for Prometheus: counters and histograms of programs and calls, and gauges of the current
 state.
 
-The counters and histograms are updated when a node or a program ends. The sums over a program's
+The counters and histograms cover the nodes and programs that have ended. The sums over a program's
 calls, such as the number of tokens, come from the program's row of the process table, so that they
 agree with the program's report.
 """
@@ -55,7 +55,7 @@ _SUMS = {
     "unused_loaded_tokens": ("unused_loaded_tokens", "Loaded tokens that were never used."),
     "service_s": ("service_seconds", "Seconds of service in engines, summed over calls."),
     "waiting_s": ("waiting_seconds", "Seconds in engines' queues, summed over calls."),
-    "interrupt_s": ("interrupt_seconds", "Seconds in tools and with humans."),
+    "interrupt_s": ("interrupt_seconds", "Seconds that tools, humans and events took."),
 }
 """Sums over a program's calls and interrupts, each with the counter's name and description."""
 _NOTHING = (0.0,) * len(_SUMS)
@@ -237,10 +237,15 @@ class Metrics(Collector):
 
 
 def of_tenant(metrics: Iterable[Metric], tenant: str) -> Iterator[Metric]:
-    """Yield the metrics with the samples of one tenant only."""
+    """Yield the metrics with the samples of one tenant only.
+
+    A tenant whose name is `OTHER` gets no samples, because those with this label are sums over
+    several tenants.
+    """
     for metric in metrics:
         own = Metric(metric.name, metric.documentation, metric.type, metric.unit)
-        own.samples = [s for s in metric.samples if s.labels.get("tenant") == tenant]
+        if tenant != OTHER:
+            own.samples = [s for s in metric.samples if s.labels.get("tenant") == tenant]
         yield own
 
 

@@ -42,8 +42,8 @@ MOST_NODES, _MOST_CHARACTERS = 5000, 100_000_000
 the requests of these nodes. A program of this size takes two seconds of the server's time.
 """
 MOST_PIECES, MOST_DRAWN = 1000, 300
-"""Maximum number of pieces in a bar, and of nodes in a graph. A page shows a larger graph only from
-a few nodes before the first difference on.
+"""Maximum number of pieces in a bar, and of nodes in a graph. If a graph is larger, a page shows
+the part that begins a few nodes before the first difference.
 """
 _BEFORE = 20
 _BLAMED, _MISSES, _DIFFERENCES = 5, 5, 100

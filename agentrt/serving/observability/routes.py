@@ -175,8 +175,8 @@ class Observability:
     async def events(
         self, tenant: VisibleTenant, program: Annotated[str | None, Query(max_length=300)] = None
     ) -> Response:
-        """Stream the changes of all programs, or of ``program`` and all its nodes, as server-sent
-        events.
+        """Stream the changes of all programs that the client may see, or of ``program`` and all its
+        nodes, as server-sent events.
         """
         run = None if program is None else self._find(tenant, program)
         if len(self._log.readers) >= MOST_READERS:

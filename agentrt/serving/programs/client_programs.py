@@ -21,13 +21,13 @@ from agentrt.tracking.scope import Scope
 CHAT = "chat"
 """The type of a program whose client does not name a type."""
 MOST_CALLS = 10_000
-"""Maximum number of calls of one program."""
+"""Maximum number of nodes of one program: its calls, and the tools that its client runs."""
 MOST_TOOLS = 4096
 """Maximum number of tools of one program whose order is kept."""
 _ESTABLISHED = 16
-"""Number of requests, after the first request, with which a program that has a name may be idle for
-``silent_idle_s`` before it is ended to make room for a new program. After fewer requests, the
-program may be idle for a shorter time, because a client can invent names at no cost.
+"""If a program with a name has made this many requests after its first request, it may be idle for
+``silent_idle_s`` before it is ended to make room for a new program. After fewer requests, it may be
+idle for a shorter time only, because a client can invent names at no cost.
 """
 
 
@@ -82,7 +82,7 @@ class ClientProgram:
 
         Clients that sort their tools would put a new tool before tools that are in the prefix
         cache. Returns ``tools`` itself if the tools are in this order already, or if the program
-        has had more than `MOST_TOOLS` tools.
+        would have more than `MOST_TOOLS` tools.
         """
         places, last = self.tools, -1
         is_sorted = True
@@ -366,8 +366,8 @@ class ClientPrograms:
         if len(program.run.dag) >= MOST_CALLS:
             raise ApiError(
                 400,
-                f"run {program.run.id} has made {MOST_CALLS} calls, the most that a run "
-                "may make; begin a new run",
+                f"run {program.run.id} has {MOST_CALLS} calls and tools, the most that a run "
+                "may have; begin a new run",
                 code="program_too_long",
             )
 

@@ -17,7 +17,7 @@ from typing import Any, Generic, TypeVar
 T = TypeVar("T")
 
 MOST = 16_384
-"""Maximum number of stored hashes. Each call stores two."""
+"""Maximum number of stored hashes. A request with one choice stores two."""
 _BYTES = 16
 
 

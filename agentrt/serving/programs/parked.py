@@ -85,7 +85,8 @@ class Parking:
     async def _bring_back(self) -> float:
         """Resume the parked runs whose time has come, and return when the next run is due.
 
-        Times are seconds of the journal's clock. The result is infinity if no run waits for a time.
+        Times are seconds of the journal's clock. The result is infinity if no run waits for a time,
+        and a time in the past if all runs that waited for a time were resumed.
         """
         due_programs, left, due = [(0.0, "")], _AT_ONCE, math.inf
         while due_programs := await self._waits.first_due(

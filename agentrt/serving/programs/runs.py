@@ -45,7 +45,7 @@ class ServedRun:
 
     ``seen`` converts a question of the run into the form that clients see. ``open`` are the run's
     open questions, by id. ``late`` is the timer of the deadline, and ``is_late`` says that the run
-    was cancelled at its deadline. ``watchers`` are the event queues of clients that stream the run.
+    was cancelled at its deadline. ``watchers`` are the event queues of clients that follow the run.
     """
 
     run: Run
@@ -168,7 +168,7 @@ class ProgramRuns:
             assert run.error is not None
             why = f"failed: {type(run.error).__name__}: {text_of(run.error)}"
         elif run.state is RunState.DONE or (run.record is not None and run.left):
-            return  # a later server resumes the run, or it is resumed from parking
+            return  # the run succeeded, or it is resumed later from the journal
         else:
             why = f"was {run.state}"
         self.refuse(event, f"run {run.id} {why}", run.type, run.row.tenant)

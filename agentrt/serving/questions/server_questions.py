@@ -75,8 +75,8 @@ class Viewer:
 
 @dataclass(frozen=True, slots=True)
 class QuestionFilter:
-    """A selection of questions: the questions of ``run`` and of ``thread`` (None: of all runs or
-    threads), and of these the newest ``limit``.
+    """A selection of questions: the newest ``limit`` questions of ``run`` and of ``thread`` (None:
+    of all runs or threads).
     """
 
     run: str | None = None

@@ -4,7 +4,7 @@ files, no network and no imports from the host. ADR 17 has the reasons for Monty
 The asyncio interface of Monty's pool of processes is not used, because its threads outlive the pool
 and sometimes abort a process that exits. Instead, for each turn of a program, a thread of this
 module waits for the Monty process that computes the turn. A turn is the computation of a program
-between two waits, and has a time limit.
+until it waits or is paused, and has a time limit.
 """
 
 from __future__ import annotations

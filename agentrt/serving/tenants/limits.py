@@ -27,7 +27,8 @@ class Limits:
     - ``calls``: calls in flight, waiting calls included; further requests are refused.
     - ``programs``: live programs; counted separately for client programs, served programs and
       LangGraph runs.
-    - ``requests_per_minute``: requests that start work; ``http_requests_per_minute``: all requests.
+    - ``requests_per_minute``: requests that start work; ``http_requests_per_minute``: all requests,
+      except requests for health checks and pages.
     - ``tokens_per_minute``: computed tokens of prompts and outputs, charged when a call ends.
     - ``submitted``: live programs that were sent as source. ``submitted_memory_mib``,
       ``submitted_seconds`` (of computing), ``submitted_calls`` and ``submitted_tokens`` limit each

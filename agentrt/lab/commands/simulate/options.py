@@ -41,7 +41,10 @@ policies_option: Option = policy_option(
     "Policies to compare. default is as in agentrt serve; adaptive is the order of calls "
     f"of default, without its retention and admission.  [default: {','.join(_POLICIES)}]",
 )
-ABOUT_TRACE = f"Recorded programs: {', '.join(KNOWN)}."
+ABOUT_TRACE = (
+    f"File of recorded programs. FORMAT is one of {', '.join(KNOWN)}; by default, the first record "
+    "decides."
+)
 scale_options: Option = together(
     _scale("--context-scale", "tokens of prompts"),
     _scale("--output-scale", "tokens of outputs"),
@@ -78,7 +81,13 @@ scheduler_options: Option = together(
         "Correlation between the size hints of NAME+hints and the true sizes.  [default: 0.5]",
         type=NumberRange(0, 1),
     ),
-    text_option("--beta", "X", "Anti-starvation threshold; inf: never promote.", type=float),
+    text_option(
+        "--beta",
+        "X",
+        "Under atlas, atlas-scalar, plas or mlfq, promote a call once its program has waited X "
+        "times as long as the program was served; inf: never.  [default: 8]",
+        type=float,
+    ),
     text_option(
         "--lane",
         "X",

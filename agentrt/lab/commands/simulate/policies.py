@@ -57,7 +57,7 @@ Examples:
 \b
 A load is a share of the engine's capacity: at 1 its slots are busy all the time. Ratios are to
 fcfs with the same programs. With several --seeds, the median is shown with the least and the
-greatest value. Exit codes: 0; 2 bad usage; 130 Ctrl-C.
+greatest value. Exit codes: 0 done; 1 a process of the simulation died; 2 bad usage; 130 Ctrl-C.
 """
 _NO_STEPS = (
     "--depth steps: the step simulator is in a checkout of agentrt now, as "
@@ -82,10 +82,10 @@ run_options: Option = together(
     text_option(
         "--load",
         "X",
-        "Arrival rate as a share of capacity; b0.8 is a mean of 0.8 in bursts.  [default: 0.9; as "
-        "recorded for a trace]",
+        "Arrival rate as a share of capacity; b0.8 is a mean of 0.8 in bursts.  [default: for a "
+        "trace, as recorded; else 0.9]",
     ),
-    programs_option("Number of programs.  [default: 1000; all of a trace]"),
+    programs_option("Number of programs.  [default: for a trace, all; else 1000]"),
     seed_option,
     seeds_option(default=1),
     fleet_options,

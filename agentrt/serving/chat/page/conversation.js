@@ -30,7 +30,7 @@ export class Conversation {
     return () => Object.assign(this, before);
   }
 
-  // An open question was answered: both stay in the conversation.
+  // An open question was answered: the question and its answer stay in the conversation.
   answered(id, answer) {
     const question = this.questions.find((open) => open.id === id);
     const after = this.messages.at(-1)?.id ?? null;
@@ -117,7 +117,8 @@ export const isObject = (value) => value !== null && typeof value === "object" &
 // A value as text for people.
 export const asText = (value) => (typeof value === "string" ? value : (JSON.stringify(value, null, 2) ?? ""));
 
-// The text of a question. For tools that need approval, this is their names and arguments.
+// The text of a question. For tools that need approval, this is a description of each call, or its
+// name and arguments.
 export function wordsOf(value) {
   if (typeof value === "string") return value;
   if (isObject(value) && typeof value.question === "string") return value.question;
@@ -133,7 +134,7 @@ export function schemaOf({ value, response_schema: schema }) {
   return schema ?? (isObject(value) && isObject(value.schema) ? value.schema : {});
 }
 
-// An answer as the text of the choice.
+// An answer as text: the name of the choice, the decisions on tools, or the value itself.
 function wordsOfAnswer({ value, question }) {
   const choice = choicesOf(schemaOf(question))?.find((way) => way.value === value);
   if (choice) return choice.name;

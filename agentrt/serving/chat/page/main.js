@@ -287,7 +287,7 @@ async function follow(thread, work) {
   const tell = (name, data) => {
     if (thread !== now.thread) return;
     now.lost = name === "lost";
-    // A restarted server runs the function again, and its new events follow the earlier events.
+    // A restarted server runs the program again, and the new events follow the earlier events.
     const isNewAttempt = name === "metadata" && hasContent;
     hasContent = !["again", "lost", "metadata"].includes(name);
     if (name === "again" || isNewAttempt) conversation.again();

@@ -7,7 +7,7 @@ import { isEmpty } from "./past.js";
 import { write } from "./text.js";
 
 const NEAR_PX = 80;
-// The parts that are shown for a graph without messages, besides growing messages.
+// The parts that are shown for a graph without messages, besides past events and growing messages.
 const PARTS = new Set(["input", "steps", "working", "result"]);
 const NAMES = { you: "You", agent: "Agent", system: "System", asks: "A question that was answered", fault: "An error" };
 

@@ -56,7 +56,7 @@ function typeOf(lines, at) {
   return isTable ? "table" : "paragraph";
 }
 
-// The line at which a block ends that begins at a given line.
+// For a block that begins at a given line, the number of the line after its last line.
 const ENDS = {
   code(lines, at) {
     const [, fence] = FENCE.exec(lines[at]);

@@ -17,7 +17,7 @@ export function welcome(graph, isChat) {
     ];
   }
   const first = isChat
-    ? "Write a message below. Its answer appears word by word as the model makes it."
+    ? "Write a message below. The answer appears word by word as the model makes it."
     : "Give its input below. Its steps and its result appear here.";
   return [
     h("h3", {}, `Talk to ${graph.name}`),

@@ -128,5 +128,5 @@ function totals([one, other]) {
   const cell = (value) => h("td", { class: "number" }, typeof value === "number" && !Number.isInteger(value) ? value.toFixed(2) : value === null ? "–" : `${value}`);
   const rows = Object.entries(TOTALS).map(([name, words]) => h("tr", {}, h("th", { scope: "row" }, words), cell(one[name]), cell(other[name])));
   const head = h("tr", {}, h("td"), h("th", { scope: "col", class: "number" }, one.id), h("th", { scope: "col", class: "number" }, other.id));
-  return h("table", {}, h("caption", {}, "What each cost"), h("tbody", {}, head, ...rows));
+  return h("table", {}, h("caption", {}, "Costs of each run"), h("tbody", {}, head, ...rows));
 }

@@ -14,7 +14,7 @@ export class Store {
 
   clear() {
     this.programs = new Map();
-    this.sessions = new Map(); // by session: the last program, and the first words of the first one
+    this.sessions = new Map(); // by session: the last program, and the words of the first program that has any
     this.calls = new Map();
     this.engines = { up: true, replicas: [], levels: [] };
     this.rates = [];

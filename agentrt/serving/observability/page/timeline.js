@@ -8,7 +8,7 @@ const HEAD = 20;
 const MOST_LANES = 24;
 const WINDOWS = [30, 60, 120, 300];
 
-// A call's bar begins when the call was made, or when it first entered a batch.
+// A bar begins when its call was made (`emitted`), or when its call first entered a batch (`admitted`).
 const emitted = (call) => Math.min(call.created_at, call.spans[0][0]);
 const keyOf = (call) => `${call.program}/${call.id}`;
 const admitted = (call) => call.spans[0][0];
@@ -91,7 +91,7 @@ export class Timeline {
     }
     return [...bands].map(([name, calls]) => {
       const whole = pack(calls, emitted);
-      // A long queue would fill lanes with waiting calls: then show only calls that have run.
+      // With a long queue, waiting calls would fill the lanes: then bars begin in the batch.
       return { name, ...(whole.more ? pack(calls, admitted) : whole) };
     });
   }
@@ -150,7 +150,7 @@ export class Timeline {
       pen.strokeStyle = colours.soft;
       pen.strokeRect(left - 2, y - 2, Math.max(4, x(call.ended_at ?? now) - left + 4), LANE + 4);
     }
-    pen.fillStyle = colours.waiting; // before its first span, and between them
+    pen.fillStyle = colours.waiting; // the call waits before its first span, and between its spans
     pen.fillRect(left, y + LANE / 2 - 1, Math.max(0, x(call.ended_at ?? now) - left), 2);
     call.spans.forEach(([begin, end], index) => {
       const [a, b] = [x(begin), x(end ?? now)];
@@ -176,7 +176,8 @@ export class Timeline {
     if (bar) this.tell(bar, event.offsetX);
   }
 
-  // The left and right keys move between calls in the order of their start.
+  // The arrow keys, Home and End move between calls in the order of their start. Enter chooses the
+  // program of the current call.
   step(event) {
     const bars = [...this.bars].sort((a, b) => a.left - b.left || a.y - b.y);
     const at = bars.findIndex(({ call }) => keyOf(call) === this.current);
