@@ -204,7 +204,7 @@ def _parts(content: Any) -> list[Any]:
     return [{"type": "text", "text": part} if isinstance(part, str) else part for part in content]
 
 
-def _functions(tools: Iterable[Json]) -> Iterable[Json]:
+def _functions(tools: Iterable[Any]) -> Iterable[Json]:
     """Yield the tools that are functions, in the form of Chat Completions or of Responses.
 
     Raises `ValueError` for a tool that is not an object.
