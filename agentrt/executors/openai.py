@@ -18,6 +18,7 @@ from agentrt.errors import (
     EngineError,
     EngineStartError,
     PromptTooLongError,
+    shown_url,
 )
 from agentrt.executors.base import Chunk, Executor, Progress
 from agentrt.executors.chat_api import Answer
@@ -76,6 +77,10 @@ class OpenAIEndpoint(Executor):
     def info(self) -> ExecutorInfo:
         return ExecutorInfo((self.model,) if self.model else (), images=self.images)
 
+    @property
+    def _shown(self) -> str:
+        return shown_url(self.base_url)
+
     # -- life --------------------------------------------------------------------------
 
     async def start(self, progress: Progress) -> None:
@@ -90,13 +95,13 @@ class OpenAIEndpoint(Executor):
             _ = urlsplit(self.base_url).port
         except ValueError as error:
             raise ConfigError(
-                f"base_url {self.base_url!r} is not a valid URL ({error}); use a URL such as "
+                f"base_url {self._shown!r} is not a valid URL ({error}); use a URL such as "
                 "http://host:8000/v1"
             ) from error
-        progress(f"asking {self.base_url} for its models")
+        progress(f"asking {self._shown} for its models")
         http = DefaultAsyncHttpxClient(**client_options(self.base_url))
         self._client = AsyncOpenAI(base_url=self.base_url, http_client=http, **self._client_options)
-        self.model = _choose(self.base_url, self.model, await self._models())
+        self.model = _choose(self._shown, self.model, await self._models())
         progress("the engine is ready")
 
     async def _models(self) -> list[str]:
@@ -107,18 +112,18 @@ class OpenAIEndpoint(Executor):
             ", ".join(names)  # raises TypeError unless all ids are texts
         except openai.APIConnectionError as error:
             raise EngineStartError(
-                f"nothing answers at {self.base_url} ({_cause(error)}); start the server, or "
+                f"nothing answers at {self._shown} ({_cause(error)}); start the server, or "
                 "change base_url"
             ) from error
         except openai.APIStatusError as error:
             raise EngineStartError(
-                f"{self.base_url} does not list its models: {_reason(error)}; check base_url and "
+                f"{self._shown} does not list its models: {_reason(error)}; check base_url and "
                 "the API key"
             ) from error
         # The client checks no types: HTML, other JSON or models without an id cause these errors.
         except (openai.APIError, AttributeError, TypeError, ValueError) as error:
             raise EngineStartError(
-                f"{self.base_url} answers, but not with a list of models like an OpenAI-compatible "
+                f"{self._shown} answers, but not with a list of models like an OpenAI-compatible "
                 "server; check base_url, which usually ends with /v1"
             ) from error
         return names
@@ -146,7 +151,7 @@ class OpenAIEndpoint(Executor):
                         yield Chunk(piece, output=answer)
         except openai.APIConnectionError as error:
             raise EngineDiedError(
-                f"the connection to {self.base_url} was lost during call {call.call_id}: "
+                f"the connection to {self._shown} was lost during call {call.call_id}: "
                 f"{_cause(error)}; check that the server still runs"
             ) from error
         except openai.APIStatusError as error:
@@ -207,13 +212,13 @@ class OpenAIEndpoint(Executor):
 
     def _not_an_answer(self, call: Call, reason: object) -> EngineError:
         return EngineError(
-            f"call {call.call_id}: {self.base_url} does not answer like an OpenAI-compatible "
+            f"call {call.call_id}: {self._shown} does not answer like an OpenAI-compatible "
             f"server: {reason}; check base_url, which usually ends with /v1"
         )
 
     def _running(self) -> AsyncOpenAI:
         if self._client is None:
-            raise EngineDiedError(f"the endpoint {self.base_url} was not started, or was closed")
+            raise EngineDiedError(f"the endpoint {self._shown} was not started, or was closed")
         return self._client
 
 
@@ -242,14 +247,14 @@ def _report(usage: Mapping[str, Any], seconds: float) -> CallReport:
 # -- errors --------------------------------------------------------------------------------
 
 
-def _choose(base_url: str, model: str, served: list[str]) -> str:
+def _choose(endpoint: str, model: str, served: list[str]) -> str:
     if model in served:
         return model
     names = ", ".join(served) or "no model at all"
     if model:
-        raise ConfigError(f"{base_url} does not serve model {model!r}; it serves {names}")
+        raise ConfigError(f"{endpoint} does not serve model {model!r}; it serves {names}")
     if not served:
-        raise EngineStartError(f"{base_url} serves {names}; start a model there first")
+        raise EngineStartError(f"{endpoint} serves {names}; start a model there first")
     return served[0]
 
 
