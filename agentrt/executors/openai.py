@@ -9,7 +9,6 @@ import json
 import time
 from collections.abc import AsyncGenerator, Mapping
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
 from agentrt.errors import (
     CallRejectedError,
@@ -19,6 +18,7 @@ from agentrt.errors import (
     EngineStartError,
     PromptTooLongError,
     shown_url,
+    url_fault,
 )
 from agentrt.executors.base import Chunk, Executor, Progress
 from agentrt.executors.chat_api import Answer
@@ -91,13 +91,11 @@ class OpenAIEndpoint(Executor):
                 f"an OpenAI endpoint needs the package openai ({error}); run: "
                 f"{install_command('remote')}"
             ) from error
-        try:
-            _ = urlsplit(self.base_url).port
-        except ValueError as error:
+        if fault := url_fault(self.base_url):
             raise ConfigError(
-                f"base_url {self._shown!r} is not a valid URL ({error}); use a URL such as "
+                f"base_url {self._shown!r} is not a valid URL ({fault}); use a URL such as "
                 "http://host:8000/v1"
-            ) from error
+            )
         progress(f"asking {self._shown} for its models")
         http = DefaultAsyncHttpxClient(**client_options(self.base_url))
         self._client = AsyncOpenAI(base_url=self.base_url, http_client=http, **self._client_options)
