@@ -486,7 +486,7 @@ def _sniffed(file: IO[bytes]) -> str:
     first = head.splitlines()[0] if head else b""
     try:
         json.loads(first)
-    except ValueError:
+    except (ValueError, RecursionError):
         if not first.startswith((b"{", b'"{')):
             return "tsv" if b"\t" in first else "csv" if b"," in first else "jsonl"
     return "jsonl"

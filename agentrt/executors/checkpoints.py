@@ -4,6 +4,7 @@ trainer hands over in Python.
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -68,7 +69,7 @@ def mark_of(folder: str) -> str:
     Raises `WeightsError` for a folder without a checkpoint.
     """
     path = expanded(folder)
-    if not path.is_dir():
+    if not os.path.isdir(path):  # noqa: PTH112 - False also for a path that is too long
         raise WeightsError(
             f"weights {folder!r}: no such folder on the engine's machine; {_A_FOLDER}"
         )
@@ -77,7 +78,12 @@ def mark_of(folder: str) -> str:
         raise WeightsError(f"weights {folder!r}: the folder has no .safetensors file; {_A_FOLDER}")
     digest = blake2b(digest_size=16)
     for file in files:
-        status = file.stat()
+        try:
+            status = file.stat()
+        except OSError as error:  # for example a symbolic link to a file that does not exist
+            raise WeightsError(
+                f"weights {folder!r}: {file.name} cannot be read: {error}; {_A_FOLDER}"
+            ) from error
         digest.update(f"{file.name}/{status.st_size}/{status.st_mtime_ns}\n".encode())
     return digest.hexdigest()
 
@@ -87,7 +93,7 @@ def own_folder(model: str, revision: str | None = None) -> Path | None:
     or if the hub's package is not installed. ``revision`` is the revision of a model of the hub.
     """
     path = expanded(model)
-    if path.is_dir():
+    if os.path.isdir(path):  # noqa: PTH112
         return path
     try:
         from huggingface_hub import try_to_load_from_cache
@@ -137,7 +143,7 @@ def _files(folder: Path) -> list[Path]:
     for index in folder.glob(_INDEX):
         try:
             named = {folder / name for name in read_json(index)["weight_map"].values()}
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise WeightsError(
                 f"weights {str(folder)!r}: {index.name} cannot be read: {error}; {_A_FOLDER}"
             ) from error
@@ -168,21 +174,25 @@ class TensorStore:
         Raises `ConfigError` for other values, and `WeightsError` if the tensors cannot be written,
         for example because there is not enough space.
         """
-        if self._root is None:
-            memory = _MEMORY if _MEMORY.is_dir() else None
-            self._root = Path(tempfile.mkdtemp(prefix="agentrt-weights-", dir=memory))
-        folder = Path(tempfile.mkdtemp(prefix=f"{version}-", dir=self._root))
+        from safetensors import SafetensorError
+
+        memory = _MEMORY if _MEMORY.is_dir() else None
+        folder: Path | None = None
         try:
+            if self._root is None:
+                self._root = Path(tempfile.mkdtemp(prefix="agentrt-weights-", dir=memory))
+            folder = Path(tempfile.mkdtemp(prefix=f"{version}-", dir=self._root))
             _write(_pairs(tensors), folder)
-        except OSError as error:
-            shutil.rmtree(folder, ignore_errors=True)
+        except BaseException as error:
+            if folder is not None:
+                shutil.rmtree(folder, ignore_errors=True)
+            if not isinstance(error, OSError | SafetensorError):
+                raise
+            place = folder or self._root or memory or tempfile.gettempdir()
             raise WeightsError(
-                f"the tensors of version {version} could not be written to {folder}: {error}; make "
+                f"the tensors of version {version} could not be written to {place}: {error}; make "
                 "room, or save them to a folder and pass its path"
             ) from error
-        except BaseException:
-            shutil.rmtree(folder, ignore_errors=True)
-            raise
         self._folders.append(folder)
         return str(folder)
 

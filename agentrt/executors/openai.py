@@ -5,6 +5,7 @@ server.
 from __future__ import annotations
 
 import contextlib
+import json
 import time
 from collections.abc import AsyncGenerator, Mapping
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,7 @@ from agentrt.errors import (
     EngineStartError,
     PromptTooLongError,
     shown_url,
+    url_fault,
 )
 from agentrt.executors.base import Chunk, Executor, Progress
 from agentrt.executors.chat_api import Answer
@@ -89,6 +91,11 @@ class OpenAIEndpoint(Executor):
                 f"an OpenAI endpoint needs the package openai ({error}); run: "
                 f"{install_command('remote')}"
             ) from error
+        if fault := url_fault(self.base_url):
+            raise ConfigError(
+                f"base_url {self._shown!r} is not a valid URL ({fault}); use a URL such as "
+                "http://host:8000/v1"
+            )
         progress(f"asking {self._shown} for its models")
         http = DefaultAsyncHttpxClient(**client_options(self.base_url))
         self._client = AsyncOpenAI(base_url=self.base_url, http_client=http, **self._client_options)
@@ -99,7 +106,8 @@ class OpenAIEndpoint(Executor):
         import openai
 
         try:
-            return [model.id async for model in self._running().models.list()]
+            names = [model.id async for model in self._running().models.list()]
+            ", ".join(names)  # raises TypeError unless all ids are texts
         except openai.APIConnectionError as error:
             raise EngineStartError(
                 f"nothing answers at {self._shown} ({_cause(error)}); start the server, or "
@@ -110,6 +118,13 @@ class OpenAIEndpoint(Executor):
                 f"{self._shown} does not list its models: {_reason(error)}; check base_url and "
                 "the API key"
             ) from error
+        # The client checks no types: HTML, other JSON or models without an id cause these errors.
+        except (openai.APIError, AttributeError, TypeError, ValueError) as error:
+            raise EngineStartError(
+                f"{self._shown} answers, but not with a list of models like an OpenAI-compatible "
+                "server; check base_url, which usually ends with /v1"
+            ) from error
+        return names
 
     async def close(self) -> None:
         client, self._client = self._client, None
@@ -123,12 +138,13 @@ class OpenAIEndpoint(Executor):
 
         answer: Answer = {"choices": []}
         usage: Mapping[str, Any] = {}
-        text, began = "", time.monotonic()
+        text, has_choices, began = "", False, time.monotonic()
         try:
             async with contextlib.aclosing(self._answers(call, stream)) as answers:
                 async for answer in answers:
                     usage, piece = answer.get("usage") or usage, _text(answer)
                     text += piece
+                    has_choices |= bool(answer.get("choices"))
                     if stream:
                         yield Chunk(piece, output=answer)
         except openai.APIConnectionError as error:
@@ -137,7 +153,13 @@ class OpenAIEndpoint(Executor):
                 f"{_cause(error)}; check that the server still runs"
             ) from error
         except openai.APIStatusError as error:
-            raise _refused(call, error) from error
+            raise _refused(call, _reason(error), error.code, error.status_code) from error
+        except openai.APIError as error:  # an error event in the middle of a stream
+            raise _failed(call, error.body or error.message) from error
+        except (json.JSONDecodeError, UnicodeDecodeError) as error:
+            raise self._not_an_answer(call, f"its JSON is invalid: {error}") from error
+        if not has_choices:
+            raise self._not_an_answer(call, "its answer has no choices")
         reply = Reply(text, report=_report(usage, time.monotonic() - began))
         yield Chunk("", reply, output={"choices": []}) if stream else Chunk(text, reply, answer)
 
@@ -161,16 +183,46 @@ class OpenAIEndpoint(Executor):
             extra_body={**fields, "model": self.model},
         )
         if not stream:
-            yield {"model": self.model, **response.to_dict()}
+            yield {"model": self.model, **self._checked(call, response, stream)}
             return
         async with contextlib.aclosing(response):  # closing it ends the request
             async for event in response:
-                yield {"model": self.model, **event.to_dict()}
+                yield {"model": self.model, **self._checked(call, event, stream)}
+
+    def _checked(self, call: Call, response: Any, stream: bool) -> Answer:
+        """Return the fields of an answer, or with ``stream`` of a chunk. Raises `EngineError` for
+        any other response, because the client checks no types.
+        """
+        is_object = hasattr(response, "to_dict")
+        answer = response.to_dict(warnings=False) if is_object else {}
+        if answer.get("error"):  # some servers send errors with status 200
+            raise _failed(call, answer["error"])
+        choices, usage = answer.get("choices") or [], answer.get("usage") or {}
+        if not (
+            is_object
+            and isinstance(usage, Mapping)
+            and isinstance(choices, list)
+            and all(isinstance(choice, Mapping) for choice in choices)
+            and all(isinstance(_part(choice, stream), Mapping) for choice in choices)
+        ):
+            raise self._not_an_answer(call, f"it answered {str(answer or response)[:80]!r}")
+        return answer
+
+    def _not_an_answer(self, call: Call, reason: object) -> EngineError:
+        return EngineError(
+            f"call {call.call_id}: {self._shown} does not answer like an OpenAI-compatible "
+            f"server: {reason}; check base_url, which usually ends with /v1"
+        )
 
     def _running(self) -> AsyncOpenAI:
         if self._client is None:
             raise EngineDiedError(f"the endpoint {self._shown} was not started, or was closed")
         return self._client
+
+
+def _part(choice: Mapping[str, Any], stream: bool) -> Any:
+    """Return the delta of a choice, which may be missing, or without ``stream`` its message."""
+    return (choice.get("delta") or {}) if stream else choice.get("message")
 
 
 def _text(answer: Answer) -> str:
@@ -204,13 +256,22 @@ def _choose(endpoint: str, model: str, served: list[str]) -> str:
     return served[0]
 
 
-def _refused(call: Call, error: Any) -> EngineError:
-    reason = _reason(error)
+def _refused(call: Call, reason: str, code: object, status: int) -> EngineError:
     text = f"call {call.call_id}: {reason}"
-    if error.status_code >= 500:
+    if status >= 500:
         return EngineError(text)
-    too_long = error.code == "context_length_exceeded" or "maximum context length" in reason
+    too_long = code == "context_length_exceeded" or "maximum context length" in reason
     return PromptTooLongError(text) if too_long else CallRejectedError(text)
+
+
+def _failed(call: Call, error: object) -> EngineError:
+    """Return the error for an error object in the body of a response with status 200."""
+    fields: Mapping[str, Any] = error if isinstance(error, Mapping) else {"message": error}
+    code = fields.get("code")
+    status = code if isinstance(code, int) else 500
+    if fields.get("type") == "invalid_request_error" or code == "context_length_exceeded":
+        status = 400
+    return _refused(call, str(fields.get("message") or error), code, status)
 
 
 def _reason(error: Any) -> str:

@@ -69,7 +69,7 @@ def logprobs_of(choice: Mapping[str, Any]) -> tuple[TokenLogprob, ...]:
 def _parsed(text: str) -> Any:
     try:
         return json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
 
 

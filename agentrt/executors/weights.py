@@ -68,6 +68,8 @@ async def update_engines(
     engines that are alive have their old weights. If the task is cancelled while the engines load
     the weights, this function returns, and `CancelledError` is raised where the task next waits.
     """
+    if not engines:
+        raise EngineDiedError(_NONE_LEFT)
     old = engines[0].weights
     marks, engines = await _survivors(engines, lambda each: each.check_weights(folder))
     new = Weights(version, folder, marks[0])

@@ -57,6 +57,7 @@ class Server(ThreadingHTTPServer):
         self.message: dict[str, Any] = {"role": "assistant", "content": "one two"}
         self.finish_reason = "stop"
         self.hold = False
+        self.raw: tuple[str, bytes] | None = None
         self.gone = threading.Event()
 
     @property
@@ -70,6 +71,9 @@ class Handler(BaseHTTPRequestHandler):
     def log_message(self, *args: Any, **kwargs: Any) -> None: ...
 
     def do_GET(self) -> None:
+        if self.server.raw is not None:
+            self._raw(*self.server.raw)
+            return
         models = [{"id": name, "object": "model"} for name in self.server.models]
         self._json({"object": "list", "data": models})
 
@@ -78,7 +82,9 @@ class Handler(BaseHTTPRequestHandler):
         self.server.asked.append(body)
         self.server.paths.append(self.path)
         self.server.headers.append({k.lower(): v for k, v in self.headers.items()})
-        if self.server.status != 200:
+        if self.server.raw is not None:
+            self._raw(*self.server.raw)
+        elif self.server.status != 200:
             self._json({"error": {"message": self.server.refusal, "code": self.server.code}})
         elif self.server.hold:
             with contextlib.suppress(ConnectionError):  # the client may be gone already
@@ -91,6 +97,12 @@ class Handler(BaseHTTPRequestHandler):
         else:
             choice = {"message": self.server.message, "finish_reason": self.server.finish_reason}
             self._json({"choices": [{"index": 0, **choice}], "usage": CACHED})
+
+    def _raw(self, content_type: str, body: bytes) -> None:
+        self.send_response(200)
+        self.send_header("content-type", content_type)
+        self.end_headers()
+        self.wfile.write(body)
 
     def _json(self, value: Any) -> None:
         self.send_response(self.server.status)
@@ -307,6 +319,74 @@ async def test_a_model_that_is_not_served(
     with pytest.raises(error, match=message):
         await endpoint.start(lambda message: None)
     await endpoint.close()
+
+
+JSON, EVENTS = "application/json", "text/event-stream"
+NOT_ANSWERS = [("text/html", b"<html>"), (JSON, b"[1]"), (JSON, b"{br"), (JSON, b"null")]
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [*NOT_ANSWERS, (JSON, b'{"data": 5}'), (JSON, b'{"data": [5]}'), (JSON, b'{"data": [{}]}')],
+)
+async def test_a_start_fails_if_the_server_lists_no_models(
+    server: Server, raw: tuple[str, bytes]
+) -> None:
+    server.raw = raw
+    endpoint = OpenAIEndpoint(server.url, max_retries=0)
+    with pytest.raises(EngineStartError, match=r"answers, but not with a list.*check base_url"):
+        await endpoint.start(lambda message: None)
+    await endpoint.close()
+
+
+@pytest.mark.parametrize("url", ["http://[::1", "http://127.0.0.1:99999/v1"])
+async def test_an_invalid_url_is_refused(url: str) -> None:
+    with pytest.raises(ConfigError, match="is not a valid URL"):
+        await OpenAIEndpoint(url).start(lambda message: None)
+
+
+@pytest.mark.parametrize(
+    ("stream", "raw"),
+    [
+        *((stream, raw) for stream in (False, True) for raw in NOT_ANSWERS),
+        (False, (JSON, b'{"choices": []}')),
+        (False, (JSON, b'{"choices": [5]}')),
+        (False, (JSON, b'{"choices": [{"index": 0}]}')),
+        (True, (EVENTS, b"data: {br\n\n")),
+        (True, (EVENTS, b"data: [1]\n\n")),
+        (True, (EVENTS, b'data: {"choices": [{"index": 0, "delta": 5}]}\n\n')),
+        (True, (EVENTS, b'data: {"choices": [], "usage": 5}\n\n')),
+    ],
+)
+async def test_a_call_fails_if_the_server_does_not_answer_in_openais_form(
+    endpoint: OpenAIEndpoint, server: Server, stream: bool, raw: tuple[str, bytes]
+) -> None:
+    server.raw = raw
+    with pytest.raises(EngineError, match=r"call chat-1/0: .*does not answer like an OpenAI"):
+        await run(endpoint, call_of(), stream=stream)
+
+
+@pytest.mark.parametrize(
+    ("fault", "error"),
+    [
+        ({"message": "no luck"}, EngineError),
+        ({"message": "no luck", "code": 500}, EngineError),
+        ({"message": "no luck", "code": 400}, CallRejectedError),
+        ({"message": "no luck", "type": "invalid_request_error"}, CallRejectedError),
+        ({"message": "no luck", "code": "context_length_exceeded"}, PromptTooLongError),
+        ("no luck", EngineError),
+    ],
+)
+@STREAM
+async def test_an_error_in_an_answer_that_began_well_fails_the_call(
+    endpoint: OpenAIEndpoint, server: Server, fault: Any, error: type[Exception], stream: bool
+) -> None:
+    body = json.dumps({"error": fault}).encode()
+    begin = b'data: {"choices": [{"index": 0, "delta": {"content": "one"}}]}\n\n'
+    server.raw = (EVENTS, begin + b"data: " + body + b"\n\n") if stream else (JSON, body)
+    with pytest.raises(EngineError, match="call chat-1/0: no luck") as raised:
+        await run(endpoint, call_of(), stream=stream)
+    assert type(raised.value) is error
 
 
 async def test_a_server_that_wants_a_key(server: Server) -> None:

@@ -48,6 +48,13 @@ def test_json_is_read_only_where_it_was_asked_for_and_is_whole() -> None:
     assert reply_of(answer({"content": '{"a": '}), as_json=True).parsed is None
 
 
+def test_json_that_is_nested_too_deeply_is_not_parsed() -> None:
+    deep = "[" * 3000
+    reply = reply_of(answer({"content": deep, "tool_calls": [call("f", deep)]}), as_json=True)
+    assert (reply.text, reply.parsed, reply.tool_calls) == (deep, None, ())
+    assert reply.invalid_tool_calls == (InvalidToolCall("f", deep, "c1"),)
+
+
 def test_several_choices_are_one_reply_with_all_of_them() -> None:
     reply = reply_of(answer({"content": "a"}, {"content": "b"}))
     assert reply.text == "a"

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import resource
+import signal
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,7 +13,8 @@ from typing import Any
 import pytest
 
 from agentrt.errors import AgentrtError, ConfigError, EngineDiedError, EngineError, WeightsError
-from agentrt.executors.checkpoints import TensorStore, check_checkpoint, mark_of
+from agentrt.executors import checkpoints
+from agentrt.executors.checkpoints import TensorStore, check_checkpoint, mark_of, own_folder
 from agentrt.executors.weights import Weights, update_engines
 from agentrt.request.weights import PauseMode
 from tests.doubles.scripted import ScriptedExecutor
@@ -174,6 +178,16 @@ def test_broken_checkpoints(tmp_path: Path) -> None:
     index.write_text("{")
     with pytest.raises(WeightsError, match="cannot be read"):
         check_checkpoint(str(shard), own)
+    index.unlink()
+    index.symlink_to(tmp_path / "gone")
+    with pytest.raises(WeightsError, match=r"index\.json cannot be read"):
+        check_checkpoint(str(shard), own)
+    (tmp_path / "empty" / "model.safetensors").symlink_to(tmp_path / "gone")
+    with pytest.raises(WeightsError, match=r"model\.safetensors cannot be read"):
+        mark_of(str(tmp_path / "empty"))
+    with pytest.raises(WeightsError, match="no such folder"):
+        mark_of("a" * 300)
+    assert own_folder("a" * 300) is None
 
 
 def test_a_mark_changes_with_the_files(tmp_path: Path) -> None:
@@ -199,3 +213,26 @@ def test_tensors_in_python(tmp_path: Path) -> None:
             store.save(wrong, 4)
     store.close()
     assert not any(Path(folder).exists() for folder in folders)
+
+
+def test_tensors_that_cannot_be_written(tmp_path: Path) -> None:
+    store = TensorStore()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
+    try:
+        with pytest.raises(WeightsError, match=r"version 1 could not be written.*make room"):
+            store.save({"a": torch.zeros(4096)}, 1)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, handler)
+    folder = Path(store.save({"a": torch.zeros(3)}, 2))
+    assert [*folder.parent.iterdir()] == [folder]
+    store.close()
+
+
+def test_no_room_for_a_folder_of_tensors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpoints, "_MEMORY", tmp_path / "file")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "gone"))
+    with pytest.raises(WeightsError, match=r"version 1 could not be written to .*gone"):
+        TensorStore().save({"a": torch.zeros(3)}, 1)

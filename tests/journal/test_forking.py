@@ -189,6 +189,7 @@ async def test_nodes_that_cannot_be_had(tmp_path: Path) -> None:
         ("0#0", {"a": 1}, Reply('{"a": 1}')),
         ("0#1", "3", 3),
         ("0#1", "tea", "tea"),
+        pytest.param("0#1", "[" * 3000, "[" * 3000, id="nested too deeply"),
         ("0#2", "3", "3"),
         ("0#3", {"$": "date", "value": "2026-01-02"}, date(2026, 1, 2)),
         ("0#4", "1.5", 1.5),

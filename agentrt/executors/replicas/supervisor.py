@@ -82,8 +82,8 @@ class Supervisor:
 
     ``ready`` is called with a replica when its engine has started, and ``lost`` when its engine is
     dead or will be replaced. When an engine that replaces another engine has started, ``prepare``
-    is awaited with the replica before calls are sent to it; then ``restarted`` is awaited, and then
-    ``ready`` is called.
+    is awaited with the replica before calls are sent to it. Then ``ready`` is called, and
+    ``restarted`` is awaited while the engine already takes calls.
     """
 
     def __init__(
@@ -196,7 +196,7 @@ class Supervisor:
 
     # -- death and restart -------------------------------------------------------------
 
-    def lost(self, replica: Replica, engine: Executor, error: Exception) -> None:
+    def lost(self, replica: Replica, engine: Executor, error: BaseException) -> None:
         """Report that an engine died. Restart its replica, unless the replica has died too often.
 
         If a death is reported several times, the engine is replaced once.
@@ -219,12 +219,21 @@ class Supervisor:
         while delay is not None:
             await asyncio.sleep(delay)
             delay = await self._start_new_engine(replica)
-        self._end_start(replica)
+        await self._end_start(replica)
 
-    def _end_start(self, replica: Replica) -> None:
-        """Wake the tasks that wait for a replica, and report whether it has started or was given
-        up.
+    async def _end_start(self, replica: Replica) -> None:
+        """Await ``restarted`` for a replica that has started. Then wake the tasks that wait for the
+        replica, and report whether it has started or was given up.
         """
+        if replica.state is not ReplicaState.OUT:
+            engine = replica.executor
+            try:
+                await self._on_restarted(replica)
+            except (Exception, asyncio.CancelledError) as error:
+                _raise_own_cancellation(error)
+                self.lost(replica, engine, error)
+            if replica.executor is not engine or replica.state not in UP:
+                return  # it died meanwhile, and `lost` has begun its next restart
         self.signal_change()
         if replica.state is ReplicaState.OUT:
             self._notice(
@@ -242,7 +251,6 @@ class Supervisor:
             await replica.replace_engine()
             progressed = partial(self._progressed, replica)
             await replica.start(progressed, time.monotonic, self._prepare)
-            await self._on_restarted(replica)
             self._on_ready(replica)
         except NoRoomError as error:  # not counted as a death: the cluster may get another node
             delay = replica.found_no_room(error, self._backoff)
@@ -250,12 +258,8 @@ class Supervisor:
                 f"{replica.name} has not started: {error}; the next attempt is in {delay:g} s"
             )
             return delay
-        # The replica must be tried again after any error. A cancellation may come from something
-        # that the engine awaits.
-        except (Exception, asyncio.CancelledError) as error:
-            task = asyncio.current_task()
-            if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
-                raise
+        except (Exception, asyncio.CancelledError) as error:  # tried again after any error
+            _raise_own_cancellation(error)
             return replica.died(error, time.monotonic(), self._backoff)
         return None
 
@@ -330,10 +334,19 @@ class Supervisor:
         self._on_lost(replica)
         delay = await self._start_new_engine(replica)
         if delay is None:
-            self._end_start(replica)
+            await self._end_start(replica)
         else:
             self._notice(f"{replica.name} has not started yet: {replica.last_error}")
             self._spawn(self._restart_after(replica, delay))
+
+
+def _raise_own_cancellation(error: BaseException) -> None:
+    """Raise ``error`` if this task is cancelled. A cancellation may also come from something that
+    an engine awaits, and then counts as the engine's error.
+    """
+    task = asyncio.current_task()
+    if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
+        raise error
 
 
 def _faults(replicas: Sequence[Replica]) -> str:

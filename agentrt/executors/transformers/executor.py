@@ -122,10 +122,13 @@ class TransformersExecutor(Executor):
                         own = decoding.token_logprobs[-1:] if call.spec.with_logprobs else ()
                         logprobs = tuple(position[0][1] for position in own)
                         yield Chunk(step.text, token_ids=step.token_ids, logprobs=logprobs)
-        finally:
-            del self._turns[call.call_id]
+        except (asyncio.CancelledError, GeneratorExit):
+            # Only a call that was broken off is asked for its report, by `aborted`.
             if not decoding.reason:
                 self._cut_off[call.call_id] = turn.report()
+            raise
+        finally:
+            del self._turns[call.call_id]
 
     async def _steps(self, turn: _Turn, *, stream: bool) -> AsyncGenerator[StepOutput, None]:
         steps = turn.decoding.steps()

@@ -281,7 +281,8 @@ class ChatAgentRT(BaseChatModel):
             return super().get_num_tokens_from_messages(messages)
         options = {"model": self.model, "tools": as_tools(tools or ())}
         request = request_of(as_chat(messages), options)
-        return self._client(self.model).ask(lambda front: front.count_tokens(request))
+        with overflows_translated():
+            return self._client(self.model).ask(lambda front: front.count_tokens(request))
 
     # -- tools and schemas -------------------------------------------------------------
 

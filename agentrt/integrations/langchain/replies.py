@@ -140,7 +140,7 @@ def _impossible_end(arguments: str) -> str:
 def _value(text: str, *, strict: bool = False) -> Any:
     try:
         return json.loads(text) if strict else parse_partial_json(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
 
 

@@ -135,7 +135,7 @@ def answer_of(node: PastNode, answer: Any) -> str:
             kind = "agentrt.interrupts.events:Event"
             answer = {"$": kind, "topic": start.name, "payload": answer}
         return dumps(loads(json.dumps(answer)))
-    except (UnkeptError, ValueError) as error:
+    except (UnkeptError, ValueError, RecursionError) as error:
         raise UsageError(f"{place_and_name}: {error}") from error
 
 
@@ -147,6 +147,6 @@ def _is_more(request: Any, before: Any) -> bool:
 def _value(text: str, *, is_text: bool) -> Any:
     try:
         value = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return text
     return value if isinstance(value, str) or not is_text else text

@@ -89,6 +89,7 @@ class BatchRunner:
         """
         backoff_s = _FIRST_BACKOFF_S
         while not self._is_draining and self._record.is_live:
+            self._end_backoff.clear()  # an interrupt ends one wait, and not those of later errors
             try:
                 await self._step()
             except Exception as error:

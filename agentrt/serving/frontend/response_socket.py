@@ -29,8 +29,10 @@ Json = dict[str, Any]
 
 MOST_REMEMBERED = 4
 """Number of responses that a connection remembers. Clients usually continue the last response."""
-MOST_WAITING = 8
+MOST_WAITING = 1024
 """Maximum number of messages that wait until the response in progress has ended."""
+MOST_WAITING_BYTES = 32 * 1024 * 1024
+"""Maximum size of these messages together."""
 _OWN_HEADERS = frozenset(
     [
         *(b"connection", b"upgrade", b"content-length", b"content-type", b"content-encoding"),
@@ -44,6 +46,10 @@ _LAST = ("response.completed", "response.incomplete", "response.failed")
 _GOING_AWAY, _GONE = 1001, 1006
 _ABORT_S = 5.0
 """Seconds that an answer may take to end after its client has disconnected."""
+_TOO_MANY = (
+    f"this message was dropped, because {MOST_WAITING} messages or {MOST_WAITING_BYTES >> 20} MiB "
+    "were waiting for their turn on this connection; send the next message after an answer"
+)
 _LOG = logging.getLogger(__name__)
 
 
@@ -54,7 +60,8 @@ class ResponseSocket:
         self._socket = WebSocket(scope, receive, send)
         self._app: ASGIApp = scope["state"]["answer"]
         self._chats: OrderedDict[str, Sequence[Any]] = OrderedDict()
-        self._messages: asyncio.Queue[str | bytes] = asyncio.Queue(MOST_WAITING)
+        self._messages: asyncio.Queue[str | bytes | None] = asyncio.Queue()
+        self._waiting_bytes = 0
         self._left = asyncio.Event()
         self._is_answering = self._is_ending = False
 
@@ -85,12 +92,22 @@ class ResponseSocket:
     # -- messages ----------------------------------------------------------------------
 
     async def _read_all(self) -> None:
-        """Queue messages until the client disconnects."""
+        """Queue messages until the client disconnects.
+
+        None stands for a message that was dropped because too many messages are waiting.
+        """
         while True:
             message = await self._socket.receive()
             if message["type"] == "websocket.disconnect":
                 return
-            await self._messages.put(message.get("text") or message.get("bytes") or b"")
+            text = message.get("text") or message.get("bytes") or b""
+            # Waiting for room would hide that the client disconnects.
+            waiting_bytes = self._waiting_bytes + len(text)
+            if self._messages.qsize() >= MOST_WAITING or waiting_bytes > MOST_WAITING_BYTES:
+                self._messages.put_nowait(None)
+            else:
+                self._waiting_bytes = waiting_bytes
+                self._messages.put_nowait(text)
 
     async def _answer_all(self) -> None:
         """Answer messages, one after another."""
@@ -98,7 +115,11 @@ class ResponseSocket:
             while True:
                 message = await self._messages.get()
                 self._is_answering = True
-                await self._answer(message)
+                if message is None:
+                    await self._refuse(429, "too_many_messages", _TOO_MANY)
+                else:
+                    self._waiting_bytes -= len(message)
+                    await self._answer(message)
                 self._is_answering = False
                 if self._is_ending:
                     await self._close()

@@ -124,7 +124,8 @@ def _read(headers: Mapping[str, str], name: str, longest: int = _LONGEST) -> str
 def _parents(raw_value: str | None) -> tuple[str, ...] | None:
     if raw_value is None:
         return None
-    names = tuple(filter(None, (part.strip() for part in raw_value.split(","))))
+    # The names are decoded after the split, because a name may contain an encoded comma.
+    names = tuple(unquote(name) for part in raw_value.split(",") if (name := part.strip()))
     if len(names) > _MOST_PARENTS:
         name = f"{PREFIX}parents"
         text = f"header {name}: {len(names)} names; use at most {_MOST_PARENTS}"

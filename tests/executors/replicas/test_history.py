@@ -17,7 +17,7 @@ from agentrt.executors.info import ExecutorInfo
 from agentrt.executors.replicas import RestartedEngine
 from agentrt.router import make_router
 from agentrt.scheduler import ProgramTotals, SchedulerConfig
-from tests.executors.replicas.cast import Cast, Mortal, call_of
+from tests.executors.replicas.cast import TEXT, Cast, Mortal, call_of
 from tests.executors.replicas.conftest import Open
 from tests.executors.replicas.test_set import text_of
 
@@ -186,6 +186,40 @@ async def test_a_set_that_is_taught_teaches_its_engines_also_after_a_restart(
     assert not await (await opened(Cast([Mortal()]))).know(read(path))
     with pytest.raises(ConfigError, match="not a history of programs"):
         await second.know({"service": 1})
+
+
+class Pupil(Sized):
+    """An engine that is being taught until it dies, which its first call makes it do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dies_after = 0
+        self.learning = asyncio.Event()
+
+    async def know(self, learned: Mapping[str, Any]) -> bool:
+        self.learning.set()
+        return await asyncio.Future[bool]()
+
+
+async def test_an_engine_that_dies_while_it_is_taught_dies_once(
+    opened: Open, tmp_path: Path
+) -> None:
+    path = tmp_path / "history.json"
+    pupil = Pupil()
+    cast = Cast([Sized(), pupil, Sized()])
+    notices: list[str] = []
+    replicas = await opened(cast, scheduling=kept_in(path), notice=notices.append)
+    await live(replicas, "p")
+    restart = asyncio.create_task(replicas.restart("replica-0"))
+    await pupil.learning.wait()
+    assert "".join(await text_of(replicas, call_of())) == TEXT
+    await restart
+    await replicas.settled()
+    [replica] = replicas.replicas
+    assert (replica.deaths, replica.starts, len(cast.made)) == (1, 3, 3)
+    assert [engine.closed for _, engine in cast.made] == [True, True, False]
+    assert taught(cast) == [[0], [], [1.0]]
+    assert notices[1:] == ["replica-0 died and is restarted: killed", "replica-0 is back"]
 
 
 async def test_a_set_keeps_what_is_learned_for_its_models_and_sizes(

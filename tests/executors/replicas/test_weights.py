@@ -164,6 +164,26 @@ async def test_the_only_engine_dies_in_an_update(opened: Open) -> None:
     assert versions(replicas) == [0]
 
 
+async def test_all_engines_die_while_an_update_waits_for_a_pause(opened: Open) -> None:
+    pausing, dies = asyncio.Event(), asyncio.Event()
+
+    class Pausing(Trained):
+        async def pause_generation(self, mode: PauseMode) -> None:
+            pausing.set()
+            await dies.wait()
+            raise EngineDiedError("killed")
+
+    replicas = await opened(Troupe([Pausing()]), backoff=Backoff(first_s=60.0))
+    pause = asyncio.create_task(replicas.pause_generation("keep"))
+    await pausing.wait()
+    update = asyncio.create_task(replicas.update_weights("new", 1))
+    await asyncio.sleep(0)
+    dies.set()
+    with pytest.raises(EngineDiedError, match="the weights were not updated: no engine is up"):
+        await update
+    await pause
+
+
 async def test_weights_that_are_lost_when_an_engine_starts_again(opened: Open) -> None:
     """The engine cannot load the latest weights, so it is left out: the router must not mix
     versions.

@@ -20,11 +20,12 @@ from agentrt.engines import TransformersExecutor
 from agentrt.errors import (
     CallRejectedError,
     EngineDiedError,
+    EngineError,
     ModelLoadError,
     PromptTooLongError,
 )
 from agentrt.executors.base import Chunk, last_reply
-from agentrt.request import Call, CallSpec, Identity, Reply
+from agentrt.request import Call, CallReport, CallSpec, Identity, Reply
 from agentrt.request.sampling import Constraint, Sampling
 
 pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="module")]
@@ -287,6 +288,18 @@ async def test_a_call_that_is_broken_off_holds_nothing(executor: TransformersExe
     snapshot = await executor.snapshot()
     assert snapshot["running"] == snapshot["waiting"] == []
     assert (await reply(executor)).report.cached_tokens == len(PROMPT) - 1
+
+
+async def test_no_report_is_kept_of_a_call_that_fails(
+    executor: TransformersExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*args: Any, **kwargs: Any) -> None:
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(type(executor.model), "extend", fail)
+    with pytest.raises(EngineError, match="transformers failed: out of memory"):
+        await reply(executor)
+    assert await executor.aborted("p/0") == CallReport()
 
 
 # -- mistakes --------------------------------------------------------------------------

@@ -12,6 +12,7 @@ import pytest
 
 from agentrt.batch.lines import LineFile
 from agentrt.request import Call
+from agentrt.serving.batches import runner
 from agentrt.serving.batches.lines import LineAnswer, LineRequest
 from agentrt.serving.batches.postgres import PostgresAnswers
 from agentrt.serving.batches.requests import ModelEndpoint
@@ -400,3 +401,25 @@ async def test_a_full_disk_delays_a_batch(
         assert batch.status == "completed"
         output = await server.lines(batch.output_file_id)
         assert [line["custom_id"] for line in output] == [str(n) for n in range(5)]
+
+
+async def test_a_cancelled_batch_waits_between_its_tries_while_the_disk_is_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tries: list[Any] = []
+
+    def fail(content: Any) -> None:
+        tries.append(content)
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(runner, "total_usage", fail)
+    monkeypatch.setattr(runner, "_FIRST_BACKOFF_S", 3600.0)
+    async with serve_batches(tmp_path, answer_text, kind=Held) as server:
+        batch = await server.batch(request("0"))
+        await server.local.until(lambda: bool(server.local.engine.open))
+        await server.client.batches.cancel(batch.id)
+        await server.local.until(lambda: bool(tries))
+        for _ in range(50):
+            batch = await server.client.batches.retrieve(batch.id)
+        assert batch.status == "cancelling"
+        assert len(tries) <= 2

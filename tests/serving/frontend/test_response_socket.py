@@ -11,6 +11,7 @@ import pytest
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
+from agentrt.serving.frontend import response_socket
 from agentrt.serving.tenants import Limits
 from tests.serving.frontend.test_response_items import PATH, prompt_of
 from tests.serving.local import MODEL, SAYS, Held, LocalServer, open_server
@@ -105,15 +106,37 @@ async def test_two_connections_share_nothing() -> None:
         assert error["status"] == 404
 
 
-async def test_a_client_that_leaves_aborts_its_call() -> None:
+@pytest.mark.parametrize("count", [1, 12])
+async def test_a_client_that_leaves_aborts_its_call(count: int) -> None:
     async with open_server(kind=Held) as local:
         async with socket_of(local) as socket:
             turn = {"role": "user", "content": "hello"}
             body = {"type": "response.create", "model": MODEL, "input": [turn]}
-            await socket.send(json.dumps(body))
+            for _ in range(count):
+                await socket.send(json.dumps(body))
             await local.engine.began.wait()
         await local.until(lambda: not local.engine.open)
         await local.until(lambda: local.server.tenants.calls("default") == 0)
+
+
+@pytest.mark.parametrize(("limit", "value"), [("MOST_WAITING", 1), ("MOST_WAITING_BYTES", 1500)])
+async def test_messages_beyond_those_that_may_wait_are_refused_in_their_turn(
+    monkeypatch: pytest.MonkeyPatch, limit: str, value: int
+) -> None:
+    monkeypatch.setattr(response_socket, limit, value)
+    async with open_server(kind=Held) as local, socket_of(local) as socket:
+        turn = {"role": "user", "content": "x" * 1000}
+        body = json.dumps({"type": "response.create", "model": MODEL, "input": [turn]})
+        await socket.send(body)
+        await local.engine.began.wait()
+        for _ in range(3):
+            await socket.send(body)
+        await (await socket.ping())  # the server has received the messages
+        local.engine.go.set()
+        last = [(await events(socket))[-1] for _ in range(4)]
+        assert [event["type"] for event in last] == [*["response.completed"] * 2, *["error"] * 2]
+        assert [event["status"] for event in last[2:]] == [429, 429]
+        assert (await ask(socket, "hello"))[-1]["type"] == "response.completed"
 
 
 async def test_a_server_that_stops_closes_connections_when_they_are_idle() -> None:

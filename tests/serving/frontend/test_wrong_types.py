@@ -12,6 +12,7 @@ import pytest
 
 pytest.importorskip("vllm")
 
+from agentrt.executors.vllm.entrypoints.families import TOOL_FORM
 from tests.serving.local import MODEL, WAIT_S, LocalServer, open_server
 
 pytestmark = [pytest.mark.engine, pytest.mark.asyncio]
@@ -80,6 +81,36 @@ async def test_a_field_of_another_type_is_no_fault_of_the_server(path: str) -> N
                 answer = await asked(server, path, {"model": MODEL} | body | {field: value})
                 assert answer.status_code < 500, (field, value, answer.text)
         assert (await asked(server, path, {"model": MODEL} | body)).status_code == 200
+
+
+FLAWED_DEFINITIONS = {"type": "object", "$defs": []}
+FUNCTION = {"type": "function", "function": TOOL | {"parameters": SCHEMA}}
+REFERENCES = ["abc", {"type": "tool_reference", "tool_name": "t"}]
+NESTED: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("/v1/chat/completions", {"messages": [{"role": "system"}, USER]}),
+    ("/v1/chat/completions", {"messages": [USER | {"content": [{"type": "text"}]}]}),
+    ("/v1/chat/completions", {"messages": [{"role": "system", "content": [{"type": "text"}]}]}),
+    ("/v1/chat/completions", {"messages": [USER, {"role": "tool", "content": REFERENCES}]}),
+    ("/v1/chat/completions", {"structured_outputs": {"json": "[1]"}}),
+    (
+        "/v1/chat/completions",
+        {"tools": [FUNCTION | {"function": TOOL | {"parameters": FLAWED_DEFINITIONS}}]},
+    ),
+    ("/v1/messages", {"tools": [TOOL | {"input_schema": FLAWED_DEFINITIONS}]}),
+    (
+        "/v1/responses",
+        {"tools": [TOOL | {"type": "function", "parameters": FLAWED_DEFINITIONS}]},
+    ),
+)
+
+
+async def test_a_wrong_message_or_tool_is_no_fault_of_a_server_with_our_tool_form() -> None:
+    flags = ("--tool-call-parser", TOOL_FORM)
+    async with open_server(lambda call: "hi", flags=flags) as server:
+        for path, fields in NESTED:
+            body = {"model": MODEL} | DOORS[path][0] | fields
+            answer = await asked(server, path, body)
+            assert answer.status_code < 500, (path, fields, answer.text)
 
 
 @pytest.mark.parametrize("path", DOORS)

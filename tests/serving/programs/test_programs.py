@@ -86,6 +86,15 @@ async def test_unknown_parents_are_ignored() -> None:
         assert parents(local, local.programs()[0]) == [(), (0,)]
 
 
+async def test_names_of_parents_are_percent_decoded() -> None:
+    async with open_server() as local:
+        names = ("step%20one", "b%2Cc", "%C3%A9t%C3%A9")
+        for name in names:
+            await local.chat(name, headers=headers("p", call=name, parents=""))
+        await local.chat("last", headers=headers("p", call="d", parents=", ".join(names[:2])))
+        assert parents(local, local.programs()[0]) == [(), (), (), (0, 1)]
+
+
 async def test_session_headers_of_agent_clients_name_programs() -> None:
     async with open_server() as local:
         for header in SESSION_HEADERS:

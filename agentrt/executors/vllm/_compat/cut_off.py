@@ -478,7 +478,7 @@ def _mean_the_same(calls: Sequence[FunctionCall], others: Sequence[FunctionCall]
 def _value_of(call: FunctionCall) -> Any:
     try:
         return json.loads(call.arguments)
-    except ValueError:
+    except (ValueError, RecursionError):
         return call.arguments
 
 

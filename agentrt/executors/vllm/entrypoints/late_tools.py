@@ -41,7 +41,7 @@ def shown_late(renderer: Any, messages: Sequence[Any], params: Any) -> tuple[Seq
     first = [_without_time(tool) for tool in tools if not _is_deferred(tool)]
     deferred = {_name(tool): tool for tool in tools if _is_deferred(tool)}
     without = {**options, "tools": first or None}
-    chat = in_results(messages, deferred, {_name(tool) for tool in first if "function" in tool})
+    chat = in_results(messages, deferred, {_name(tool) for tool in first})
     return chat, dataclasses.replace(params, chat_template_kwargs=without)
 
 
@@ -64,7 +64,7 @@ def in_results(
         if _has_references(message):
             loads = True
             text = _loaded(message["content"], left, deferred.keys() | first)
-            if _is_same_result(before, message) and isinstance(before["content"], str):
+            if _is_same_result(before, message) and isinstance(before.get("content"), str):
                 chat.pop()
                 text = "\n".join(filter(None, (before["content"], text)))
             chat.append({**message, "content": text})
@@ -84,6 +84,13 @@ def _loaded(content: Sequence[Any], left: dict[str, Any], known: Collection[str]
     """
     texts, tools, names = [], [], []
     for part in content:
+        if isinstance(part, str):
+            texts.append(part)
+            continue
+        if not isinstance(part, dict):
+            raise ValueError(
+                f"the content of a tool message has the part {part!r:.80}; use objects"
+            )
         if part.get("type") != _REFERENCE:
             texts.append(str(part.get("text") or ""))
             continue
@@ -123,8 +130,9 @@ def _without_time(tool: Any) -> Any:
     return {**tool, "function": function}
 
 
-def _name(tool: Mapping[str, Any]) -> str:
-    return str(tool["function"]["name"])
+def _name(tool: Any) -> str:
+    function = tool.get("function") if isinstance(tool, dict) else None
+    return str(function.get("name") or "") if isinstance(function, dict) else ""
 
 
 def _has_references(message: Any) -> bool:

@@ -271,7 +271,8 @@ class VLLMFrontend(Frontend):
     # -- tokens ------------------------------------------------------------------------
 
     async def render(self, request: Request) -> list[int]:
-        rendered = await self._serving.render_chat_request(self._parsed(request, False))
+        with _own_errors():
+            rendered = await self._serving.render_chat_request(self._parsed(request, False))
         if hasattr(rendered, "error"):
             raise _refused(rendered.error.model_dump())
         _, (prompt, *_) = rendered

@@ -79,7 +79,7 @@ class OutputReader:
     def _is_whole(self) -> bool:
         try:
             json.loads(self._whole)
-        except ValueError:
+        except (ValueError, RecursionError):
             return False
         return True
 

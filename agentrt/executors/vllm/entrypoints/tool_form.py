@@ -109,7 +109,7 @@ def explained(messages: Iterable[Json], form: ToolForm | None) -> list[dict[str,
         return plain
     text = form.explanation()
     if plain and plain[0]["role"] in _INSTRUCTING:
-        content = _joined([plain[0]["content"], text], "\n\n")
+        content = _joined([plain[0].get("content"), text], "\n\n")
         return [{**plain[0], "content": content}, *plain[1:]]
     return [{"role": "system", "content": text}, *plain]
 
@@ -129,16 +129,31 @@ def without_tools(messages: Iterable[Json]) -> list[dict[str, Any]]:
                 content = _joined([plain.pop()["content"], content], "\n")
             plain.append({"role": "user", "content": content})
         else:
-            calls = message.get("tool_calls") or ()
-            names |= {call["id"]: call["function"]["name"] for call in calls if call.get("id")}
-            plain.append(_calls_as_text(message) if calls else dict(message))
+            calls = _calls_of(message)
+            names |= {str(call["id"]): call["function"]["name"] for call in calls if call.get("id")}
+            plain.append(_calls_as_text(message, calls) if calls else dict(message))
         in_results = message["role"] == "tool"
     return plain
 
 
-def _calls_as_text(message: Json) -> dict[str, Any]:
+def _calls_of(message: Json) -> list[Json]:
+    """Return the tool calls of a message. Raises `ValueError` for a call without a function."""
+    calls = message.get("tool_calls") or []
+    if not isinstance(calls, Iterable):
+        raise ValueError(f"tool_calls is {calls!r:.80}; use a list of calls")
+    calls = [*calls]
+    for call in calls:
+        function = call.get("function") if isinstance(call, Mapping) else None
+        if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+            raise ValueError(
+                f"tool_calls has the entry {call!r:.80}; a call has a function with a name"
+            )
+    return calls
+
+
+def _calls_as_text(message: Json, calls: Iterable[Json]) -> dict[str, Any]:
     contents: list[Any] = [message["content"]] if message.get("content") else []
-    for call in message["tool_calls"]:
+    for call in calls:
         function = call["function"]
         contents.append(_as_output(function["name"], function.get("arguments")))
     return {"role": message["role"], "content": _joined(contents, "\n")}
@@ -150,7 +165,7 @@ def _as_output(name: str, arguments: Any) -> str:
     Arguments that are not valid JSON, such as the arguments of a call that was cut off, are
     unchanged.
     """
-    with contextlib.suppress(ValueError):
+    with contextlib.suppress(ValueError, RecursionError):
         if not isinstance(arguments, str) or not arguments:
             arguments = _compact(arguments or {})
         arguments = _compact(json.loads(arguments))
@@ -158,31 +173,46 @@ def _as_output(name: str, arguments: Any) -> str:
 
 
 def _result(message: Json, names: Mapping[str, str]) -> Any:
-    name = message.get("name") or names.get(message.get("tool_call_id") or "")
+    name = message.get("name") or names.get(str(message.get("tool_call_id") or ""))
     head = f"Result of {name}: " if name else "Result: "
     return _joined([head, message.get("content") or ""], "")
 
 
 def _joined(contents: Sequence[Any], between: str) -> Any:
     """Join the contents of messages. The result is a text, or a list of parts if some parts are
-    not text.
+    not text. vLLM refuses invalid parts.
     """
     parts = [part for content in contents for part in _parts(content)]
-    if all(part.get("type", "text") == "text" for part in parts):
+    if all(_is_text(part) for part in parts):
         return between.join("\n".join(p["text"] for p in _parts(content)) for content in contents)
     return parts
 
 
-def _parts(content: Any) -> list[Json]:
+def _is_text(part: Any) -> bool:
+    return (
+        isinstance(part, Mapping)
+        and part.get("type", "text") == "text"
+        and isinstance(part.get("text"), str)
+    )
+
+
+def _parts(content: Any) -> list[Any]:
     if isinstance(content, str) or content is None:
         return [{"type": "text", "text": content or ""}]
+    if not isinstance(content, Iterable) or isinstance(content, Mapping):
+        return [content]
     return [{"type": "text", "text": part} if isinstance(part, str) else part for part in content]
 
 
-def _functions(tools: Iterable[Json]) -> Iterable[Json]:
-    """Yield the tools that are functions, in the form of Chat Completions or of Responses."""
+def _functions(tools: Iterable[Any]) -> Iterable[Json]:
+    """Yield the tools that are functions, in the form of Chat Completions or of Responses.
+
+    Raises `ValueError` for a tool that is not an object.
+    """
     for tool in tools:
-        function = tool.get("function", tool)
+        function = tool.get("function", tool) if isinstance(tool, Mapping) else None
+        if not isinstance(function, Mapping):
+            raise ValueError(f"tools has the entry {tool!r:.80}; a tool is an object")
         if tool.get("type", "function") == "function" and function.get("name"):
             yield function
 
@@ -191,7 +221,8 @@ def _named(functions: Sequence[Json], choice: Any) -> Json:
     """Return the tool that ``choice`` names: a plain name, or an object as in OpenAI's APIs."""
     name = choice
     if isinstance(choice, Mapping):
-        name = choice.get("function", choice).get("name")
+        function = choice.get("function", choice)
+        name = function.get("name") if isinstance(function, Mapping) else None
     for function in functions:
         if function["name"] == name:
             return function
@@ -212,14 +243,21 @@ def _nested(schema: Json, owner: str, definitions: dict[str, Any]) -> dict[str, 
 
     References count from the root of a schema, so the schema's own definitions move to
     ``definitions``, the definitions of the root. Their names begin with ``owner``, to be unique.
+    Raises `ValueError` for a schema that is nested too deeply or has invalid definitions.
     """
-    for key in ("$defs", "definitions"):
-        for name, part in schema.get(key, {}).items():
-            definitions[f"{owner}.{name}"] = _renamed(part, owner)
-    own = {key: part for key, part in schema.items() if key not in ("$defs", "definitions")}
-    nested: dict[str, Any] = _renamed(own, owner)
-    if '"$ref": "#"' in json.dumps(schema):
-        definitions[owner] = nested
+    try:
+        for key in ("$defs", "definitions"):
+            own_definitions = schema.get(key, {})
+            if not isinstance(own_definitions, Mapping):
+                raise ValueError(f"a JSON schema has {key} {own_definitions!r:.80}; use an object")
+            for name, part in own_definitions.items():
+                definitions[f"{owner}.{name}"] = _renamed(part, owner)
+        own = {key: part for key, part in schema.items() if key not in ("$defs", "definitions")}
+        nested: dict[str, Any] = _renamed(own, owner)
+        if '"$ref": "#"' in json.dumps(schema):
+            definitions[owner] = nested
+    except RecursionError as error:
+        raise ValueError("a JSON schema is nested too deeply; use fewer levels") from error
     return nested
 
 

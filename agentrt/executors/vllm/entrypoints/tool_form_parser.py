@@ -7,7 +7,6 @@ renderer explain the tools in plain messages, since the model's chat template do
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -27,6 +26,7 @@ from agentrt.executors.vllm._compat.parsing import (
 from agentrt.executors.vllm.entrypoints.families import TOOL_FORM
 from agentrt.executors.vllm.entrypoints.partial import CallPart, OutputReader, read
 from agentrt.executors.vllm.entrypoints.tool_form import ToolForm, explained, tool_form
+from agentrt.files import parse_json
 
 _OBJECT = {"type": "object"}
 
@@ -166,7 +166,11 @@ def _schema_of(constraint: Any) -> Mapping[str, Any] | None:
         return _OBJECT
     if constraint.json is not None:
         schema = constraint.json
-        return json.loads(schema) if isinstance(schema, str) else schema
+        if isinstance(schema, str):
+            schema = parse_json(schema)
+        if not isinstance(schema, Mapping):
+            raise ValueError(f"structured_outputs.json is {schema!r:.80}; use a JSON schema")
+        return schema
     if constraint.choice is not None:
         return {"enum": constraint.choice}
     if constraint.regex is not None:

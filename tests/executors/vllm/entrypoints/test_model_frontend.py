@@ -290,6 +290,16 @@ async def test_tokens_and_profile_are_the_models(shared: Runtime) -> None:
 
 
 @SHARED_LOOP
+async def test_a_chat_that_exceeds_the_context_is_too_long_to_be_counted(shared: Runtime) -> None:
+    front = await shared.frontend()
+    chat = {"messages": [{"role": "user", "content": "word " * 600}]}
+    with pytest.raises(PromptTooLongError, match="512"):
+        await front.count_tokens(chat)
+    with pytest.raises(CallRejectedError, match="cat"):
+        await front.render({"messages": [{"role": "user", "content": [{"type": "cat"}]}]})
+
+
+@SHARED_LOOP
 async def test_nothing_of_ours_is_in_an_answer(shared: Runtime, engine: ScriptedEngine) -> None:
     engine.script = lambda call: YES
     run = shared.registry.open("raw")

@@ -79,6 +79,12 @@ def test_what_is_sure_comes_at_once() -> None:
         ('{ "answer"', "", None),
         (" {", "", None),
         ("plain words", "plain words", None),
+        pytest.param(
+            '{"name": "add", "arguments": ' + "[" * 3000,
+            "",
+            CallPart("add", "[" * 3000),
+            id="nested too deeply",
+        ),
         ('{"name": "Ann"}', '{"name": "Ann"}', None),
         ('{"age": ', '{"age": ', None),
         ("", "", None),

@@ -178,3 +178,47 @@ def test_arguments_are_an_object_whatever_the_tool_says_of_them() -> None:
     assert not obeys({"name": "bare", "arguments": {"a": 1}})
     assert obeys({"name": "loose", "arguments": {"a": 1}})
     assert not obeys({"name": "loose", "arguments": "Paris"})
+
+
+def test_content_that_is_missing_or_not_text_is_left_to_vllm() -> None:
+    form = tool_form([ADD])
+    assert explained([{"role": "system"}], form)[0]["content"].startswith("\n\nYou can call")
+    for content in ([{"type": "text"}], [3], 3, {"x": 1}):
+        chat = explained([{"role": "system", "content": content}], form)
+        [part, explanation] = chat[0]["content"]
+        assert part == (content[0] if isinstance(content, list) else content)
+        assert explanation["type"] == "text"
+
+
+def test_a_result_without_an_id_has_no_name() -> None:
+    unnamed = call()
+    del unnamed["tool_calls"][0]["id"]
+    chat = explained([ASK, unnamed, {"role": "tool", "content": "3"}], None)
+    assert chat[-1]["content"] == "Result: 3"
+
+
+@pytest.mark.parametrize("calls", [3, [3], [{}], [{"function": "f"}], [{"function": {"name": 3}}]])
+def test_a_call_without_a_function_is_refused(calls: Any) -> None:
+    with pytest.raises(ValueError, match="tool_calls"):
+        explained([{"role": "assistant", "tool_calls": calls}], None)
+
+
+@pytest.mark.parametrize("tool", ["x", None, {"type": "function", "function": 3}])
+def test_a_tool_that_is_not_an_object_is_refused(tool: Any) -> None:
+    with pytest.raises(ValueError, match="a tool is an object"):
+        tool_form([tool])
+
+
+@pytest.mark.parametrize(
+    ("schema", "says"),
+    [({"$defs": []}, r"\$defs \[\]; use an object"), ("deep", "nested too deeply")],
+)
+def test_an_invalid_schema_is_refused(schema: Any, says: str) -> None:
+    if schema == "deep":
+        schema = {}
+        for _ in range(600):
+            schema = {"properties": {"a": schema}}
+    form = tool_form([{"name": "f", "parameters": schema}])
+    assert form is not None
+    with pytest.raises(ValueError, match=says):
+        form.schema()
