@@ -433,7 +433,7 @@ class RunCancel(Body):
 
     @model_validator(mode="after")
     def _one_way(self) -> RunCancel:
-        by_ids = self.thread_id is not None and self.run_ids is not None
-        if by_ids == (self.status is not None):
-            raise ValueError("send either thread_id and run_ids, or status")
+        sent = {self.thread_id is not None, self.run_ids is not None}
+        if sent != {self.status is None}:  # a field that is ignored would cancel other runs
+            raise ValueError("send either thread_id and run_ids, or only status")
         return self

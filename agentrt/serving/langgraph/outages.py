@@ -15,7 +15,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 
-from fastapi import HTTPException, Request
+from fastapi import HTTPException
 from sqlalchemy.exc import OperationalError
 
 from agentrt.errors import AgentrtError
@@ -30,9 +30,6 @@ _AWAY_STATUS, _FULL_STATUS = 503, 507
 _FULL = ("disk is full", "No space left", "disk I/O error")
 _READ_ONLY = "25006"
 """PostgreSQL's error code for a write to a standby, or to a database that is set to read-only."""
-_WRITES = ("POST", "PUT", "PATCH")
-_READING = ("search", "count", "history", "namespaces", "checkpoint", "versions")
-_ENDING = ("cancel", "prune")
 
 
 def is_outage(error: BaseException) -> bool:
@@ -88,17 +85,12 @@ class DiskRoom:
             f"{self._folder}, and {reserve >> 20} MiB are kept for runs that have begun"
         )
 
-    async def guard(self, request: Request) -> None:
-        """Raise 507 if the disk is nearly full and the request would write. Routes have this method
-        as a dependency.
-
-        Requests that only read, or that end runs or delete data, pass.
+    async def check(self) -> None:
+        """Raise 507 if the disk is nearly full. Routes that write have this method as a
+        dependency, which is async, because FastAPI would run a plain function in another thread.
         """
-        last = request.url.path.rpartition("/")[2]
-        if request.method in _WRITES and last not in (*_READING, *_ENDING):
-            why = self.shortage()
-            if why is not None:
-                raise HTTPException(_FULL_STATUS, f"{why}; free some space, and try again")
+        if (why := self.shortage()) is not None:
+            raise HTTPException(_FULL_STATUS, f"{why}; free some space, and try again")
 
 
 # -- the time limit for reads --------------------------------------------------------------

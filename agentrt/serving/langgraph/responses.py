@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import fields as dataclass_fields
+from dataclasses import is_dataclass
 from datetime import UTC, datetime
+from enum import Enum
 from typing import Any
 
 import orjson
@@ -14,7 +17,6 @@ from agentrt.errors import text_of
 
 _OPTIONS = orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY
 _MAX_DEPTH = 64
-_INTEGERS = range(-(2**63), 2**64)
 _MAX_ERRORS = 5
 """Maximum number of faults of a request that an error message lists."""
 _RETRY_S = "5"
@@ -161,20 +163,39 @@ def _step(value: Any) -> Any:
 
 
 def _repaired(value: Any, depth: int) -> Any:
-    """Convert ``value`` to plain values, and replace texts and numbers that JSON cannot express."""
+    """Replace the texts, numbers and keys in ``value`` that JSON cannot express, and encode the
+    parts that need no repair as they are.
+    """
     if depth > _MAX_DEPTH:
         return _shown(value)
+    try:
+        return orjson.Fragment(orjson.dumps(value, default=_plain, option=_OPTIONS))
+    except TypeError:
+        pass
     if isinstance(value, str):
         return value.encode("utf-8", "replace").decode()
-    if value is None or isinstance(value, bool | float):
-        return value
     if isinstance(value, int):
-        return value if value in _INTEGERS else _decimal(value)
-    if isinstance(value, Mapping):
-        return {_repaired(str(k), 0): _repaired(v, depth + 1) for k, v in value.items()}
-    if isinstance(value, list | tuple | set | frozenset):
+        return _decimal(value)
+    if isinstance(value, dict):
+        return {_key(key): _repaired(item, depth + 1) for key, item in value.items()}
+    if isinstance(value, list) or type(value) is tuple:
         return [_repaired(item, depth + 1) for item in value]
+    if isinstance(value, Enum):
+        return _repaired(value.value, depth + 1)
+    if is_dataclass(value) and not isinstance(value, type):
+        fields = {field.name: getattr(value, field.name, None) for field in dataclass_fields(value)}
+        shown = {name: item for name, item in fields.items() if not name.startswith("_")}
+        return _repaired(shown, depth + 1)
     return _repaired(_plain(value), depth + 1)
+
+
+def _key(key: Any) -> str:
+    """Return the key of an object as orjson encodes it, or its text if orjson refuses it."""
+    try:
+        return str(next(iter(orjson.loads(orjson.dumps({key: None}, option=_OPTIONS)))))
+    except TypeError:
+        text = _decimal(key) if isinstance(key, int) else str(key)
+        return text.encode("utf-8", "replace").decode()
 
 
 def _decimal(value: int) -> str:

@@ -16,7 +16,6 @@ from agentrt.serving.langgraph.a2a import routes as a2a_routes
 from agentrt.serving.langgraph.auth.hooks import authenticate
 from agentrt.serving.langgraph.crons.clock import LOOK_S, CronClock
 from agentrt.serving.langgraph.crons.routes import Crons
-from agentrt.serving.langgraph.outages import DiskRoom
 from agentrt.serving.langgraph.protocol.commands import ProtocolCommands
 from agentrt.serving.langgraph.protocol.routes import EVENTS, ProtocolRoutes
 from agentrt.serving.langgraph.responses import JSON
@@ -50,12 +49,11 @@ async def open_api(server: Server, auth: Auth | None) -> AsyncIterator[APIRouter
         scheduled = server.background.doing("runs by the clock", clock.look, LOOK_S)
         await stack.enter_async_context(scheduled)
         await stack.enter_async_context(sweeping(state, questions.expire))
-        room = DiskRoom(state.storage.database.address.file)
-        server.checks["disk"] = room.shortage
+        server.checks["disk"] = state.room.shortage
         stack.callback(server.checks.pop, "disk")
         server.questions.sources.append(questions)
         stack.callback(server.questions.sources.remove, questions)
-        yield _routes(state, queue, starts, crons, auth, room)
+        yield _routes(state, queue, starts, crons, auth)
 
 
 def _widen_default_executor() -> None:
@@ -73,14 +71,13 @@ def _routes(
     starts: StartRoutes,
     crons: Crons,
     auth: Auth | None,
-    room: DiskRoom,
 ) -> APIRouter:
     public = APIRouter(route_class=Route, tags=["langgraph"])
     public.add_api_route("/ok", ok)
     public.add_api_route("/info", info)
     guarded = APIRouter(
         route_class=Route,
-        dependencies=[Depends(authenticate(auth)), Depends(room.guard)],
+        dependencies=[Depends(authenticate(auth))],
         tags=["langgraph"],
     )
     states = StateRoutes(state, queue)
@@ -95,7 +92,7 @@ def _routes(
     if a2a_routes.is_installed():
         served.append(a2a_routes.AgentRoutes(state, queue, starts, runs))
     for routes in served:
-        routes.add_to(guarded)
+        routes.add_to(guarded, state.room.check)
     router = APIRouter()
     router.include_router(public)
     router.include_router(guarded)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Annotated, Any, TypeVar
 from uuid import UUID
 
@@ -18,15 +18,23 @@ from agentrt.serving.tenants import BusyError
 
 Handler = TypeVar("Handler", bound=Callable[..., Any])
 _ROUTES = "agentrt_routes"
+_WRITES = ("POST", "PUT", "PATCH")
 
 
-def route(method: str, path: str, status: int | None = None) -> Callable[[Handler], Handler]:
+def route(
+    method: str, path: str, status: int | None = None, *, writes: bool | None = None
+) -> Callable[[Handler], Handler]:
     """Declare that a method of a `Routes` class handles requests to ``path``. ``status`` is the
     status code of a success; None means 200.
+
+    ``writes`` says whether the requests need space on the database's disk. Requests that only read,
+    or that end runs or delete data, need none, and so do requests whose handler checks the space
+    itself. None means yes for POST, PUT and PATCH.
     """
+    writes = method in _WRITES if writes is None else writes
 
     def declared(handler: Handler) -> Handler:
-        handler.__dict__.setdefault(_ROUTES, []).append((method, path, status))
+        handler.__dict__.setdefault(_ROUTES, []).append((method, path, status, writes))
         return handler
 
     return declared
@@ -37,12 +45,18 @@ class Routes:
     order of their definitions.
     """
 
-    def add_to(self, router: APIRouter) -> None:
-        """Add all methods that were declared with `route` to ``router``."""
+    def add_to(self, router: APIRouter, check_space: Callable[[], Awaitable[None]]) -> None:
+        """Add all methods that were declared with `route` to ``router``. Requests that write call
+        ``check_space`` first.
+        """
         for name, handler in vars(type(self)).items():
-            for method, path, status in getattr(handler, _ROUTES, ()):
+            for method, path, status, writes in getattr(handler, _ROUTES, ()):
                 router.add_api_route(
-                    path, getattr(self, name), methods=[method], status_code=status
+                    path,
+                    getattr(self, name),
+                    methods=[method],
+                    status_code=status,
+                    dependencies=[Depends(check_space)] if writes else [],
                 )
 
 

@@ -31,6 +31,7 @@ from agentrt.serving.langgraph.database.quotas import Quotas
 from agentrt.serving.langgraph.database.runs import Runs
 from agentrt.serving.langgraph.database.storage import Storage, open_storage
 from agentrt.serving.langgraph.database.threads import Threads, sweep
+from agentrt.serving.langgraph.outages import DiskRoom
 from agentrt.serving.langgraph.webhooks import Webhooks, open_webhooks
 from agentrt.serving.server import Server
 
@@ -56,6 +57,7 @@ class TenantState:
     deadlines: Deadlines
     webhooks: Webhooks
     quotas: Quotas
+    room: DiskRoom
 
     async def thread(
         self, caller: Requester, key: UUID, action: str, about: Mapping[str, Any] | None = None
@@ -130,6 +132,7 @@ async def open_tenant_state(server: Server) -> AsyncIterator[TenantState]:
             deadlines,
             await stack.enter_async_context(open_webhooks(server, database)),
             quotas,
+            DiskRoom(database.address.file),
         )
 
 

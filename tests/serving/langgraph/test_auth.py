@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import uuid4
 
 import httpx
@@ -244,6 +245,8 @@ async def no(ctx, value):
     ("hook", "says"),
     [
         ("authenticate(): return {}", "returned a user without identity"),
+        ("authenticate(): return {'identity': 'ann', 'permissions': 5}", "the permissions 5"),
+        ("authenticate(): return {'identity': 'ann', 'permissions': 'p'}", "the permissions 'p'"),
         ("authenticate(colour): return 'ann'", "has the unknown parameters colour"),
     ],
 )
@@ -260,6 +263,18 @@ async def test_an_authenticate_hook_that_is_wrong_is_a_fault_of_the_server(
                 assert says in answer.text
 
 
+@dataclass(slots=True)
+class Slotted:
+    identity: str
+    org: str
+    role: str | None = None
+
+
+class Named(NamedTuple):
+    identity: str
+    org: str
+
+
 def test_a_user_is_a_name_a_mapping_or_an_object() -> None:
     class Person:
         identity = "ann"
@@ -268,6 +283,8 @@ def test_a_user_is_a_name_a_mapping_or_an_object() -> None:
     assert User("ann").identity == "ann"
     assert User({"identity": "ann", "org": 1})["org"] == 1
     assert User(Person()).role == "boss"
+    for user in (Slotted("ann", "o1"), Named("ann", "o1")):
+        assert User(user).to_json() == {"identity": "ann", "org": "o1", "permissions": []}
     assert User({"identity": "ann"}).to_json() == {"identity": "ann", "permissions": []}
     with pytest.raises(ConfigError, match="without identity"):
         User({})

@@ -77,6 +77,8 @@ GOOD: dict[tuple[str, str], dict[str, Any]] = {
     ("POST", "/runs/stream"): {"assistant_id": "bare", "input": {}, "stream_mode": "values"},
     ("POST", "/runs"): {"assistant_id": "bare", "input": {}, "on_completion": "delete"},
     ("POST", "/runs/cancel"): {"status": "pending"},
+    ("POST", "/runs/crons/search"): {"metadata": {}, "limit": 1, "sort_by": "cron_id"},
+    ("POST", "/runs/crons/count"): {"assistant_id": "steps", "enabled": True},
     ("PUT", "/store/items"): {"namespace": ["a"], "key": "k", "value": {}},
     ("DELETE", "/store/items"): {"namespace": ["a"], "key": "k"},
     ("POST", "/store/items/search"): {"namespace_prefix": [], "filter": {}, "limit": 1},
@@ -185,6 +187,7 @@ async def test_bad_queries_are_refused(http: httpx.AsyncClient) -> None:
         "/store/items?key=",
         "/store/items?namespace=a..b&key=k",
         "/assistants/steps/graph?xray=99",
+        f"/threads/{_T}/stream?stream_mode=" + "[" * 5000,
     ):
         assert (await http.get(path)).status_code == 422, path
 

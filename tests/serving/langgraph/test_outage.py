@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from uuid import uuid4
 
 import httpx
 import psycopg
@@ -26,7 +27,8 @@ from agentrt.serving.langgraph.outages import DiskRoom, is_outage
 from agentrt.serving.langgraph.runs import execution
 from agentrt.serving.langgraph.runs.execution import Execution
 from tests.serving.langgraph.graphs import GATES, all_graphs
-from tests.serving.langgraph.runs.test_runs import IN, a_thread, at_a_gate
+from tests.serving.langgraph.protocol.test_protocol import command, start, until
+from tests.serving.langgraph.runs.test_runs import DONE, IN, a_thread, at_a_gate
 from tests.serving.langgraph.serve import Serving, serving
 
 FULL = sqlite3.OperationalError("database or disk is full")
@@ -61,7 +63,7 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Disk]]:
     Disk.full = Disk.read_only = False
 
 
-async def until(condition: Any) -> None:
+async def holds(condition: Any) -> None:
     async with asyncio.timeout(60):
         while not condition():
             await asyncio.sleep(0.005)
@@ -102,7 +104,7 @@ async def test_an_end_waits_until_it_can_be_stored(
     joining = asyncio.create_task(client.runs.join(thread, run))
     setattr(disk, fault, True)
     GATES.open(gate)
-    await until(lambda: is_failing(it))
+    await holds(lambda: is_failing(it))
     assert await status_of(client, thread, run) == ("running", "busy")
     made = await http.post("/threads", json={})
     changed = await http.patch(f"/threads/{thread}", json={"metadata": {}})
@@ -119,7 +121,7 @@ async def test_an_end_waits_until_it_can_be_stored(
     assert (await joining)["steps"][-1] == "after"
     end = ("interrupted", "interrupted") if cancelled else ("success", "idle")
     assert await status_of(client, thread, run) == end
-    await until(lambda: not is_failing(it))
+    await holds(lambda: not is_failing(it))
     with pytest.raises(NotFoundError, match="has ended"):
         await client.runs.cancel(thread, run)
     await client.runs.delete(thread, run)
@@ -135,7 +137,7 @@ async def test_the_next_server_ends_what_this_one_could_not(
             disk.full = True
             GATES.open(gate)
             await client.runs.cancel(other, cancelled)
-            await until(lambda: is_failing(it))
+            await holds(lambda: is_failing(it))
     disk.full = False
     with serving(all_graphs(), tmp_path / "a.db") as it:
         async with get_client(url=it.url) as client:
@@ -160,14 +162,20 @@ async def test_a_bug_at_the_end_is_the_runs_error(
 
 
 async def test_a_disk_that_is_nearly_full_takes_nothing_new(
-    it: Serving, client: LangGraphClient, monkeypatch: pytest.MonkeyPatch
+    it: Serving,
+    client: LangGraphClient,
+    http: httpx.AsyncClient,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Running work continues to its end; reading, cancelling and deleting work."""
     thread, run, gate = await at_a_gate(client)
     stored = await client.threads.create()
+    streamed = str(uuid4())
+    await start(http, streamed, "steps")
+    await until(http, streamed, "completed")
     free = SimpleNamespace(total=100 << 30, free=63 << 20)
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: free)
-    for refused in (
+    for request in (
         client.threads.create(),
         client.runs.create(thread, "steps", input=IN),
         client.store.put_item(["a"], "b", {}),
@@ -175,11 +183,16 @@ async def test_a_disk_that_is_nearly_full_takes_nothing_new(
         client.threads.update(thread, metadata={"a": 1}),
     ):
         with pytest.raises(APIStatusError, match="63 MiB are free") as raised:
-            await refused
+            await request
         assert raised.value.response.status_code == 507
     assert it.server is not None
     assert "nearly full" in str(it.call(it.server.checks["disk"]))
     assert await client.threads.search(limit=1)
+    assert await until(http, streamed, "completed")
+    state = await command(http, streamed, "state.get", namespace=[])
+    assert state["result"]["values"] == DONE
+    refused = await command(http, streamed, "run.start", assistant_id="steps", input=IN)
+    assert (refused["error"], "63 MiB are free" in refused["message"]) == ("unknown_error", True)
     await client.threads.delete(stored["thread_id"])
     GATES.open(gate)
     assert (await client.runs.join(thread, run))["steps"][-1] == "after"

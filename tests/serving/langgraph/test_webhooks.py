@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sqlite3
 import ssl
 import threading
 from collections.abc import AsyncIterator, Iterator
@@ -23,6 +24,7 @@ from agentrt import Runtime
 from agentrt.serving.langgraph import webhooks as telling
 from agentrt.serving.langgraph.database.runs import NewRun, record_of
 from agentrt.serving.langgraph.database.tables import webhooks
+from agentrt.serving.langgraph.runs import execution
 from agentrt.serving.langgraph.tenant_state import open_tenant_state
 from agentrt.serving.langgraph.webhooks import (
     TRIES,
@@ -34,6 +36,7 @@ from agentrt.serving.server import Server
 from agentrt.serving.webhook_rules import WebhookRules
 from tests.doubles.scripted import ScriptedExecutor
 from tests.serving.langgraph.graphs import TURN_S, all_graphs
+from tests.serving.langgraph.protocol.test_protocol import start, until
 from tests.serving.langgraph.runs.test_runs import IN, a_thread, at_a_gate
 from tests.serving.langgraph.serve import Serving, serving
 from tests.serving.test_tls import made
@@ -124,6 +127,39 @@ async def test_a_failure_is_told_and_a_run_without_a_thread(
     _, body = await listening.next()
     assert body["status"] == "error"
     assert body["error"]["error"] == "ValueError"
+
+
+async def test_a_run_whose_last_event_is_stored_at_the_second_try_is_told_once(
+    it: Serving,
+    client: LangGraphClient,
+    http: httpx.AsyncClient,
+    listening: Listener,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The end of the run and the end of its stream are stored together. The webhook is still to be
+    called at the second try.
+    """
+    begin, begun = Webhooks.begin, list[tuple[Webhooks, str]]()
+    monkeypatch.setattr(Webhooks, "begin", lambda *call: begun.append(call))
+    monkeypatch.setattr(execution, "FIRST_BACKOFF_S", 0.01)
+    faults = [sa.exc.OperationalError("INSERT", {}, sqlite3.OperationalError("disk is full"))]
+
+    def fail_once(_: Any, __: Any, statement: str, values: Any, *___: Any) -> None:
+        is_end = "agentrt_events" in statement and '"completed"' in str(values)
+        if is_end and faults:
+            raise faults.pop()
+
+    thread = str(uuid4())
+    sa.event.listen(sa.Engine, "before_cursor_execute", fail_once)
+    try:
+        run = await start(http, thread, "bare", {"messages": []}, webhook=listening.url)
+        await until(http, thread, "completed")
+    finally:
+        sa.event.remove(sa.Engine, "before_cursor_execute", fail_once)
+    assert not faults
+    assert (await client.runs.get(thread, run))["status"] == "success"
+    it.call(lambda: [begin(*call) for call in begun])
+    assert [(await listening.next())[1]["run_id"] for _ in begun] == [run]
 
 
 async def test_who_is_cancelled_is_not_told(client: LangGraphClient, listening: Listener) -> None:

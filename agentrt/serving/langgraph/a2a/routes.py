@@ -51,7 +51,7 @@ class AgentRoutes(Routes):
         self._opened: JsonRpcDispatcher | None = None
         self._opening = asyncio.Lock()
 
-    @route("POST", _AGENT)
+    @route("POST", _AGENT, writes=False)
     async def request(self, assistant_id: str, request: Request) -> Response:
         """Handle a JSON-RPC request.
 

@@ -107,7 +107,7 @@ class Assistants(Routes):
             return JSON(existing)
         return JSON(await self.find(caller.tenant, str(key)))
 
-    @route("POST", "/assistants/search")
+    @route("POST", "/assistants/search", writes=False)
     async def search(self, body: bodies.AssistantSearch, caller: CallerDep) -> JSON:
         """Return a page of the assistants that meet the conditions."""
         conditions = await self._matching(caller, body, body.limit, body.offset)
@@ -117,7 +117,7 @@ class Assistants(Routes):
         )
         return JSON([as_json(row, body.select) for row in rows], headers=headers)
 
-    @route("POST", "/assistants/count")
+    @route("POST", "/assistants/count", writes=False)
     async def count(self, body: bodies.AssistantCount, caller: CallerDep) -> JSON:
         """Return the number of assistants that meet the conditions."""
         conditions = await self._matching(caller, body, 0, 0)
@@ -227,7 +227,7 @@ class Assistants(Routes):
         async with self._graph(caller, assistant_id) as (_, graph):
             return JSON(subgraphs_of(graph, namespace, recurse))
 
-    @route("POST", f"{_A}/versions")
+    @route("POST", f"{_A}/versions", writes=False)
     async def versions(
         self, assistant_id: UUID, body: bodies.VersionSearch, caller: CallerDep
     ) -> JSON:

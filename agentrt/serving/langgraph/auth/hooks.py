@@ -13,7 +13,7 @@ import importlib.util
 import inspect
 import logging
 import sys
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, cast
@@ -47,7 +47,7 @@ _log = logging.getLogger(__name__)
 class User:
     """A user, made from the name, mapping or object that the authenticate hook returns.
 
-    Raises `ConfigError` if the user has no identity.
+    Raises `ConfigError` if the user has no identity, or permissions that are not a list.
     """
 
     is_authenticated = True
@@ -58,6 +58,12 @@ class User:
             raise ConfigError(
                 "the authenticate hook returned a user without identity; return a name, or a user "
                 "whose identity is a text"
+            )
+        permissions = self._get("permissions") or ()
+        if isinstance(permissions, str) or not isinstance(permissions, Iterable):
+            raise ConfigError(
+                f"the authenticate hook returned a user with the permissions {permissions!r}; use "
+                "a list of texts"
             )
 
     def _get(self, key: str) -> Any:
@@ -95,7 +101,13 @@ class User:
         return self._get(key) is not None
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._user if isinstance(self._user, Mapping) else vars(self._user))
+        if isinstance(self._user, Mapping):
+            return iter(self._user)
+        names = [*getattr(self._user, "__dict__", ()), *getattr(self._user, "_fields", ())]
+        for kind in type(self._user).__mro__:
+            slots = kind.__dict__.get("__slots__", ())
+            names += [slots] if isinstance(slots, str) else slots
+        return (name for name in dict.fromkeys(names) if not name.startswith("__"))
 
     def to_json(self) -> dict[str, Any]:
         """Return the user in the form that a graph gets in its config."""

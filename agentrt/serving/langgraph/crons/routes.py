@@ -123,7 +123,9 @@ def changed(payload: Object, changes: Object) -> CronBody:
     """
     if unknown := sorted(changes.keys() - _CHANGEABLE):
         raise invalid(f"{', '.join(unknown)}: not supported here")
-    metadata = {**payload.get("metadata", {}), **(changes.get("metadata") or {})}
+    metadata = {} if changes.get("metadata") is None else changes["metadata"]
+    if isinstance(metadata, dict):  # otherwise, the validation refuses it
+        metadata = {**payload.get("metadata", {}), **metadata}
     try:
         return CronBody.model_validate({**payload, **changes, "metadata": metadata})
     except ValidationError as error:
@@ -207,7 +209,7 @@ class Crons(Routes):
         metadata = caller.metadata_after("crons.create", value)
         return JSON(cron_json(await self.add(caller, key, thread, body, metadata)))
 
-    @route("POST", "/runs/crons/search")
+    @route("POST", "/runs/crons/search", writes=False)
     async def search(self, body: CronSearch, caller: CallerDep) -> JSON:
         """Return a page of the crons that meet the conditions."""
         conditions = await self._matching(caller, body, body.limit, body.offset)
@@ -217,7 +219,7 @@ class Crons(Routes):
             found_crons = [{key: cron[key] for key in body.select} for cron in found_crons]
         return JSON(found_crons, headers=headers)
 
-    @route("POST", "/runs/crons/count")
+    @route("POST", "/runs/crons/count", writes=False)
     async def count(self, body: CronCount, caller: CallerDep) -> JSON:
         """Return the number of crons that meet the conditions."""
         conditions = await self._matching(caller, body, 0, 0)

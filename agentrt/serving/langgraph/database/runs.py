@@ -168,6 +168,23 @@ class Runs:
         active run and the strategy is ``reject``, if the interrupt is not open, or if the claim
         changes no row. Raises 507 if the tenant has reached its limit of threads.
         """
+        [entered] = await self.enter_all([(new, only)])
+        return entered
+
+    async def enter_all(
+        self, entries: Sequence[tuple[NewRun, Filter | None]]
+    ) -> list[tuple[sa.Row[Any], list[str]]]:
+        """Insert several runs as `enter` does, but all of them or none."""
+        async with self._database.writing(rows=len(entries) == 1) as connection:
+            entered = [await self._enter(connection, new, only) for new, only in entries]
+        if any(asks for _, _, asks in entered):
+            self._asks()
+        return [(row, others) for row, others, _ in entered]
+
+    async def _enter(
+        self, connection: AsyncConnection, new: NewRun, only: Filter | None
+    ) -> tuple[sa.Row[Any], list[str], bool]:
+        """Insert a run, as `enter` does. Also return whether its thread has open questions."""
         thread, run_id, now = new.thread or uuid4(), str(new.run_id), time.time()
         row = {
             **new.columns,
@@ -179,32 +196,29 @@ class Runs:
             "created_at": now,
             "updated_at": now,
         }
-        async with self._database.writing(rows=True) as connection:
-            before = await self._prepare_thread(connection, thread, new, only)
-            by_task = before._mapping["interrupts"]
-            own = {**before._mapping["metadata"], **_about(new), **new.columns["metadata"]}
-            row["metadata"] = {**new.inherited, **own}
-            rows = (await connection.execute(_ACTIVE_IN, {_KEY: str(thread)})).all()
-            others = [other.run_id for other in rows]
-            if new.answers is not None and not is_open(
-                new.answers, by_task, [json.loads(other.kwargs) for other in rows]
-            ):
-                raise conflict(
-                    f"interrupt {new.answers} of thread {thread} is not open; it was answered "
-                    "already, was withdrawn, or does not exist"
-                )
-            if others and new.columns["multitask_strategy"] == "reject":
-                raise conflict(
-                    f"thread {thread} has a run that has not ended; wait for its end, or choose "
-                    "another multitask_strategy"
-                )
-            if new.claim is not None and not (await connection.execute(new.claim)).rowcount:
-                raise conflict("the cron of this run was changed or deleted meanwhile")
-            await connection.execute(_INSERT, row)
-            stored = (await connection.execute(_STORED, {_KEY: run_id})).one()
-        if by_task:
-            self._asks()
-        return stored, others
+        before = await self._prepare_thread(connection, thread, new, only)
+        by_task = before._mapping["interrupts"]
+        own = {**before._mapping["metadata"], **_about(new), **new.columns["metadata"]}
+        row["metadata"] = {**new.inherited, **own}
+        rows = (await connection.execute(_ACTIVE_IN, {_KEY: str(thread)})).all()
+        others = [other.run_id for other in rows]
+        if new.answers is not None and not is_open(
+            new.answers, by_task, [json.loads(other.kwargs) for other in rows]
+        ):
+            raise conflict(
+                f"interrupt {new.answers} of thread {thread} is not open; it was answered "
+                "already, was withdrawn, or does not exist"
+            )
+        if others and new.columns["multitask_strategy"] == "reject":
+            raise conflict(
+                f"thread {thread} has a run that has not ended; wait for its end, or choose "
+                "another multitask_strategy"
+            )
+        if new.claim is not None and not (await connection.execute(new.claim)).rowcount:
+            raise conflict("the cron of this run was changed or deleted meanwhile")
+        await connection.execute(_INSERT, row)
+        stored = (await connection.execute(_STORED, {_KEY: run_id})).one()
+        return stored, others, bool(by_task)
 
     async def _prepare_thread(
         self, connection: AsyncConnection, thread: UUID, new: NewRun, only: Filter | None

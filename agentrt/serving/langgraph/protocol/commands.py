@@ -68,12 +68,15 @@ class Respond(Body):
 
     def answers(self) -> dict[str, Any]:
         """Return the answers by the ids of their questions. Raises `_ProtocolError` if there are no
-        answers.
+        answers, or answers in both forms.
         """
+        if (self.responses is None) == (self.interrupt_id is None):
+            raise _ProtocolError(
+                "invalid_argument", "send either interrupt_id and response, or responses"
+            )
         if self.responses is not None:
             return {answer.interrupt_id: answer.response for answer in self.responses}
-        if self.interrupt_id is None:
-            raise _ProtocolError("invalid_argument", "send interrupt_id and response, or responses")
+        assert self.interrupt_id is not None
         return {self.interrupt_id: self.response}
 
 

@@ -92,12 +92,12 @@ class ProtocolRoutes(Routes):
         finally:
             self._sockets.remove(connection)
 
-    @route("POST", "/threads/{thread_id}/commands")
+    @route("POST", "/threads/{thread_id}/commands", writes=False)
     async def command(self, thread_id: UUID, body: Object, caller: CallerDep) -> JSON:
         """Carry out a command to a thread."""
         return await self._commands.answer(caller, thread_id, body)
 
-    @route("POST", EVENTS)
+    @route("POST", EVENTS, writes=False)
     async def events(
         self, thread_id: UUID, body: EventsBody, caller: CallerDep
     ) -> EventSourceResponse:

@@ -137,20 +137,27 @@ class ProtocolSocket:
 
         try:
             status, answer = await self._request("stream/events", body, put)
-        except (WebSocketDisconnect, TimeoutError):  # the client disconnected, or does not read
+            self._subscriptions.pop(name, None)
+            if status == 422:
+                await self._error(key, "invalid_argument", _detail(answer))
+            elif status != 200:
+                # A client may ignore the answer to its subscription, but notices a closed
+                # connection.
+                await self._close(close_code(status), _detail(answer))
+            elif not self.ending:  # otherwise the client would wait without end
+                await self._close(
+                    _BROKEN,
+                    "a subscription was interrupted; connect again, and subscribe with since",
+                )
+            elif not self._subscriptions:
+                await self._close(_GOING_AWAY, "the server is stopping")
+        except WebSocketDisconnect:  # the client has disconnected
             return
-        self._subscriptions.pop(name, None)
-        if status == 422:
-            await self._error(key, "invalid_argument", _detail(answer))
-        elif status != 200:
-            # A client may ignore the answer to its subscription, but notices a closed connection.
-            await self._close(close_code(status), _detail(answer))
-        elif not self.ending:  # otherwise the client would wait without end
+        except TimeoutError:
+            self._subscriptions.pop(name, None)
             await self._close(
-                _BROKEN, "a subscription was interrupted; connect again, and subscribe with since"
+                _BROKEN, "the client reads too slowly; connect again, and subscribe with since"
             )
-        elif not self._subscriptions:
-            await self._close(_GOING_AWAY, "the server is stopping")
 
     async def _end_subscriptions(self) -> None:
         tasks = list(self._subscriptions.values())

@@ -165,7 +165,6 @@ class Execution:
         self._live.record = self._record = record
         await self._state.runs.began(record)
         self._begun = True
-        await self._live.log.open()
         about = {"run_id": record.run_id, "attempt": record.attempt}
         await self._live.log.put([("metadata", encode(about))])
 
@@ -249,17 +248,22 @@ class Execution:
         fault: dict[str, str] | None = None,
         reason: str | None = None,
     ) -> None:
-        """Store the run's end with the thread's state, then publish the end in the run's stream."""
-        record, webhooks = self._record, self._state.webhooks
+        """Store the run's end with the thread's state and the last events of the run's stream, then
+        publish these events. All is stored in one transaction, because `store_end` repeats a call
+        that fails.
+        """
+        record, webhooks, log = self._record, self._state.webhooks, self._live.log
         values = state.get("values")
         hook = [] if reason else webhooks.note(record, self._began, values, fault)
         end = self._state.runs.end(record.run_id, status, result, reason)
-        await self._state.threads.update_state(record.thread_id, state, end, *hook)
+        parts = self._stream.end(state["status"], fault)
+        last = await log.numbered([(name, encode(data)) for name, data in parts])
+        statements = (end, *hook, *log.inserts(last))
+        await self._state.threads.update_state(record.thread_id, state, *statements)
         self._live.result = result
         if hook:
             webhooks.begin(record.run_id)
-        parts = self._stream.end(state["status"], fault)
-        await self._live.log.put([(name, encode(data)) for name, data in parts])
+        await log.publish(last)
 
     async def _roll_back(self) -> None:
         """Undo all changes of the run to its thread, and delete the run."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter, defaultdict
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from contextvars import Context, copy_context
 from functools import partial
@@ -91,14 +91,23 @@ class RunQueue:
 
         Raises as `Runs.enter` does.
         """
-        row, others = await self._state.runs.enter(new, only)
-        strategy: Any = new.columns["multitask_strategy"]
-        for other in others if strategy in ("interrupt", "rollback") else ():
-            if (live := self.get(other)) is not None:
-                self.cancel(live, strategy)
-        live = self._add(record_of(row))
-        self._dispatch(live.record.thread_id)
-        return row, live
+        [entered] = await self.enter_all([(new, only)])
+        return entered
+
+    async def enter_all(
+        self, entries: Sequence[tuple[NewRun, Filter | None]]
+    ) -> list[tuple[Row[Any], LiveRun]]:
+        """Store and queue several new runs as `enter` does, but all of them or none."""
+        stored, queued = await self._state.runs.enter_all(entries), []
+        for (new, _), (row, others) in zip(entries, stored, strict=True):
+            strategy: Any = new.columns["multitask_strategy"]
+            for other in others if strategy in ("interrupt", "rollback") else ():
+                if (active := self.get(other)) is not None:
+                    self.cancel(active, strategy)
+            live = self._add(record_of(row))
+            self._dispatch(live.record.thread_id)
+            queued.append((row, live))
+        return queued
 
     async def resume(self) -> None:
         """Queue the unfinished runs in the database, and start the runs that may run."""

@@ -50,7 +50,7 @@ def _listed(modes: Any) -> Any:
     if len(modes) == 1 and modes[0].startswith("["):
         try:
             modes = json.loads(modes[0])
-        except ValueError:
+        except (ValueError, RecursionError):
             return modes
     return [mode for mode in modes if mode] or None
 
@@ -149,7 +149,7 @@ class RunRoutes(Routes):
             on_leave=self._queue.canceller(live, cancel_on_disconnect),
         )
 
-    @route("POST", f"{_RUN}/cancel")
+    @route("POST", f"{_RUN}/cancel", writes=False)
     async def cancel(
         self,
         thread_id: UUID,
@@ -173,7 +173,7 @@ class RunRoutes(Routes):
             return Response(status_code=202)
         return JSON({}, headers=headers_of(row, "join"))
 
-    @route("POST", "/runs/cancel", 204)
+    @route("POST", "/runs/cancel", 204, writes=False)
     async def cancel_many(
         self, body: RunCancel, caller: CallerDep, action: CancelAction = "interrupt"
     ) -> Response:

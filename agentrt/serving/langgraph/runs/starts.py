@@ -86,19 +86,16 @@ class StartRoutes(Routes):
         bodies: Annotated[list[BatchRunBody], Body(min_length=1, max_length=_MAX_BATCH)],
         caller: CallerDep,
     ) -> JSON:
-        """Start several runs in the background. If the queue has no room for all of them at first,
-        none starts. If a later run cannot start, the earlier runs of the batch continue.
-        """
+        """Start several runs in the background, all or none."""
         assistants = [await self.assistant(caller, body.thread_id, body) for body in bodies]
         with self._reserve(caller.tenant, len(bodies)):  # raises if there is no room for all
             self._state.server.tenants.ask(caller.tenant, len(bodies))
-        started = []
-        for body, assistant in zip(bodies, assistants, strict=True):
-            with self._reserve(caller.tenant):
-                new, only = await _new_run(caller, body.thread_id, body, assistant, self._clock)
-                row, _ = await self._queue.enter(new, only)
-                started.append(run_json(row))
-        return JSON(started)
+            entries = [
+                await _new_run(caller, body.thread_id, body, assistant, self._clock)
+                for body, assistant in zip(bodies, assistants, strict=True)
+            ]
+            started = await self._queue.enter_all(entries)
+        return JSON([run_json(row) for row, _ in started])
 
     # -- into the queue ----------------------------------------------------------------
 
@@ -121,8 +118,10 @@ class StartRoutes(Routes):
         is as in `NewRun`. Raises 404, 409 or 422 for a bad request, and 403 if the hooks do not
         allow the run. Raises 429 if the queue is full, 503 if the server is shutting down, 507 if
         the tenant has reached its limit of threads, and `BusyError` if the tenant has reached
-        another limit.
+        another limit. Raises 507 also if the database's disk is nearly full: not each request that
+        starts a run has passed the check of its route.
         """
+        await self._state.room.check()
         assistant = await self.assistant(caller, thread, body)
         with self._reserve(caller.tenant):
             self._state.server.tenants.ask(caller.tenant)

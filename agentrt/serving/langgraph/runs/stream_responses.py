@@ -45,7 +45,7 @@ def event_stream(
 ) -> EventSourceResponse:
     """Return a response that streams events as they come, except events of the streaming protocol.
     With ``modes``, only events of these stream modes and errors are sent. ``numbered`` says whether
-    the events are sent with their numbers as ids.
+    the events are sent with their numbers as ids. ``on_leave`` is called if the client disconnects.
     """
 
     async def parts() -> AsyncIterator[ServerSentEvent]:
@@ -59,6 +59,7 @@ def event_stream(
             over = True
         except FellBehindError as error:
             yield fell_behind(error)
+            over = True  # the client has not left: it may join the run again
         finally:
             if not over:
                 on_leave()

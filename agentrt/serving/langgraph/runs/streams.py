@@ -22,9 +22,9 @@ from agentrt.serving.langgraph.database.tables import ASKS, events, runs
 
 MAX_EVENTS = 10_000
 MAX_BYTES = 8 * 2**20
-"""Maximum number of events of a run's stream in memory, and their maximum size in bytes. A listener
-that falls further behind reads the stored events of a resumable run; for any other run, it gets a
-`FellBehindError`.
+"""Maximum number of events of a run's stream in memory, and their maximum size in bytes. The newest
+event stays in memory, whatever its size. A listener that falls further behind reads the stored
+events of a resumable run; for any other run, it gets a `FellBehindError`.
 """
 MAX_STORED = 100_000
 """Maximum number of stored events of a resumable run; older events are deleted."""
@@ -73,29 +73,61 @@ class EventLog:
         self.last = 0
         """The number of the newest event."""
         self._database = database
+        self._counted = False  # whether `last` is the number of the newest stored event
         self._recent: deque[StreamEvent] = deque()
         self._bytes = 0
         self._changed = asyncio.Event()
 
-    async def open(self) -> None:
-        """Continue the numbers of the events that an earlier attempt of the run has stored."""
-        if self.resumable:
-            last = sa.select(sa.func.max(events.c.number)).where(events.c.run_id == self.run_id)
-            row = await self._database.first(last)
-            self.last = (row and row[0]) or 0
-
     async def put(self, parts: Sequence[tuple[str, bytes]]) -> None:
         """Append events, each a name and its data as JSON."""
+        new = await self.numbered(parts)
+        if statements := self.inserts(new):
+            self._counted = False  # a write that fails or is cancelled may be stored nevertheless
+            await self._database.write(*statements)
+            self._counted = True
+        await self.publish(new)
+
+    async def numbered(self, parts: Sequence[tuple[str, bytes]]) -> list[StreamEvent]:
+        """Return events, each a name and its data as JSON, with the next numbers. They continue the
+        numbers of the events that an earlier attempt of the run has stored.
+        """
+        if self.resumable and not self._counted:
+            last = sa.select(sa.func.max(events.c.number)).where(events.c.run_id == self.run_id)
+            # The connection for writes also sees writes that are not committed yet.
+            async with self._database.writing(rows=True) as connection:
+                self.last = (await connection.execute(last)).scalar() or 0
+            self._counted = True
         first = self.last + 1
-        new = [StreamEvent(first + n, event, data) for n, (event, data) in enumerate(parts)]
-        if self.resumable and new:
-            await self._store(new)
+        return [StreamEvent(first + n, event, data) for n, (event, data) in enumerate(parts)]
+
+    def inserts(self, new: Sequence[StreamEvent]) -> list[sa.Executable]:
+        """Return the statements that store new events, and delete the oldest events if the run has
+        too many. The list is empty if the run's events are not stored.
+        """
+        if not self.resumable or not new:
+            return []
+        statements: list[sa.Executable] = [
+            sa.insert(events).values(
+                run_id=self.run_id, number=e.number, event=e.event, data=e.data.decode()
+            )
+            for e in new
+        ]
+        last = new[-1].number
+        if last % _PAGE < len(new):
+            old = (events.c.run_id == self.run_id, events.c.number <= last - MAX_STORED)
+            statements.append(sa.delete(events).where(*old))
+        return statements
+
+    async def publish(self, new: Sequence[StreamEvent]) -> None:
+        """Give new events to the readers, after the events have been stored."""
         self._recent.extend(new)
         self._bytes += sum(len(event.data) for event in new)
         self.last += len(new)
-        while len(self._recent) > MAX_EVENTS or self._bytes > MAX_BYTES:
-            self._bytes -= len(self._recent.popleft().data)
         self._notify()
+        if self._is_over():
+            await asyncio.sleep(0)  # readers that wait for these events read them first
+        while self._is_over():
+            self._bytes -= len(self._recent.popleft().data)
 
     def close(self) -> None:
         """Mark the end of the stream: no more events follow."""
@@ -135,21 +167,13 @@ class EventLog:
             _check_next(page, self.run_id, at)
         return page
 
+    def _is_over(self) -> bool:
+        """Return whether the oldest event in memory must go."""
+        return len(self._recent) > 1 and (len(self._recent) > MAX_EVENTS or self._bytes > MAX_BYTES)
+
     def _notify(self) -> None:
         self._changed.set()
         self._changed = asyncio.Event()
-
-    async def _store(self, new: Sequence[StreamEvent]) -> None:
-        rows = [
-            {"run_id": self.run_id, "number": e.number, "event": e.event, "data": e.data.decode()}
-            for e in new
-        ]
-        last = new[-1].number
-        async with self._database.writing() as connection:
-            await connection.execute(sa.insert(events), rows)
-            if last % _PAGE < len(new):
-                old = (events.c.run_id == self.run_id, events.c.number <= last - MAX_STORED)
-                await connection.execute(sa.delete(events).where(*old))
 
 
 async def stored_events(database: Database, run_id: str, after: int) -> list[StreamEvent]:

@@ -196,7 +196,7 @@ class StoreRoutes(Routes):
         await self._delete(caller, op, only)
         return Response(status_code=204)
 
-    @route("POST", "/store/items/search")
+    @route("POST", "/store/items/search", writes=False)
     async def search(self, body: ItemSearch, caller: CallerDep) -> JSON:
         """Return a page of the items inside a namespace that meet the filter."""
         requested: Object = {"namespace": tuple(body.namespace_prefix), "filter": body.filter}
@@ -217,7 +217,7 @@ class StoreRoutes(Routes):
             ) from None
         return JSON({"items": [{**_item_json(item), "score": item.score} for item in items]})
 
-    @route("POST", "/store/namespaces")
+    @route("POST", "/store/namespaces", writes=False)
     async def namespaces(self, body: NamespaceSearch, caller: CallerDep) -> JSON:
         """Return a page of the namespaces that have items."""
         requested: Object = {"limit": body.limit, "offset": body.offset}

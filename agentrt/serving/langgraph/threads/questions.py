@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from itertools import count
 from typing import Any
 from uuid import UUID
 
@@ -46,6 +47,8 @@ _INTERRUPTS = sa.cast(threads.c.interrupts, sa.Text)
 _ASKING_STATUSES = ("interrupted", "busy", "error")
 """The statuses of threads that may have open interrupts."""
 _CONFLICT = 409
+_PAGE = 100
+"""Number of threads that a query reads to find open questions."""
 
 
 class ThreadQuestions:
@@ -72,8 +75,14 @@ class ThreadQuestions:
                 raise
             return []  # a user without access to threads may still see the questions of programs
         conditions += [threads.c.status.in_(_ASKING_STATUSES), _INTERRUPTS != "{}"]
-        questions = await self._questions(conditions, wanted.limit)
-        return [question for question in questions if question.state == "open"][: wanted.limit]
+        questions: list[QuestionView] = []
+        for offset in count(0, _PAGE):  # not each thread of a page has an open question
+            rows = await self._rows(conditions, offset, _PAGE)
+            views = await self._questions(rows)
+            questions += [question for question in views if question.state == "open"]
+            if len(questions) >= wanted.limit or len(rows) < _PAGE:
+                break
+        return questions[: wanted.limit]
 
     async def find(self, viewer: Viewer, question_id: str) -> QuestionView | None:
         match = _ID.fullmatch(question_id)
@@ -83,13 +92,15 @@ class ThreadQuestions:
         caller = await self._caller(viewer, viewer.tenant or "")
         conditions = await self._visible(viewer, caller, "read", thread)
         key = f"{UUID(thread).hex}-{interrupt_id}"
-        for question in await self._questions(conditions):
+        rows = await self._rows(conditions)
+        for question in await self._questions(rows):
             if question.id == key:
                 return question
-        row = await self._database.first(sa.select(*_COLUMNS).where(*conditions))
-        if row is None:
+        if not rows:
             return None
-        return replace(self._question(row, {"id": interrupt_id, "value": ""}, ()), state="closed")
+        return replace(
+            self._question(rows[0], {"id": interrupt_id, "value": ""}, ()), state="closed"
+        )
 
     async def answer(self, viewer: Viewer, question: QuestionView, value: Any) -> Mapping[str, Any]:
         question.form.accept(value)
@@ -108,7 +119,7 @@ class ThreadQuestions:
         deadlines.forget()
         timed = _INTERRUPTS.like('%"expires_at"%')
         conditions = [~threads.c.temporary, threads.c.status.in_(_ASKING_STATUSES), timed]
-        for question in await self._questions(conditions):
+        for question in await self._questions(await self._rows(conditions)):
             if question.state == "open":
                 expires_at = question.expires_at
                 clock = self._database.clock
@@ -117,15 +128,21 @@ class ThreadQuestions:
                 with suppress(HTTPException, BusyError, QuestionClosedError):
                     await self._resume(question, EXPIRED, None)
 
-    async def _questions(
-        self, conditions: Sequence[sa.ColumnElement[bool]], most: int | None = None
-    ) -> list[QuestionView]:
-        """Return the questions of the threads that meet ``conditions``, of at most ``most``
-        threads. The questions of the thread that changed last come first.
+    async def _rows(
+        self,
+        conditions: Sequence[sa.ColumnElement[bool]],
+        offset: int = 0,
+        most: int | None = None,
+    ) -> Sequence[sa.Row[Any]]:
+        """Return the threads that meet ``conditions``, at most ``most``, after the first ``offset``
+        threads. The thread that changed last comes first.
         """
         query = sa.select(*_COLUMNS).where(*conditions)
-        query = query.order_by(threads.c.state_updated_at.desc()).limit(most)
-        rows = await self._database.rows(query)
+        query = query.order_by(threads.c.state_updated_at.desc(), threads.c.thread_id)
+        return await self._database.rows(query.limit(most).offset(offset))
+
+    async def _questions(self, rows: Sequence[sa.Row[Any]]) -> list[QuestionView]:
+        """Return the questions of threads, in the threads' order."""
         live = (
             runs.c.thread_id.in_([row.thread_id for row in rows]),
             runs.c.status.in_(ACTIVE),

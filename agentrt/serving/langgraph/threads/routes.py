@@ -67,7 +67,7 @@ class ThreadRoutes(Routes):
             raise
         return JSON(thread_json(await self._all.get(caller.tenant, key)))
 
-    @route("POST", "/threads/search")
+    @route("POST", "/threads/search", writes=False)
     async def search(self, body: bodies.ThreadSearch, caller: CallerDep) -> JSON:
         """Return a page of the threads that meet the conditions."""
         only = await self._may_search(caller, body, body.limit, body.offset)
@@ -79,14 +79,14 @@ class ThreadRoutes(Routes):
         rows, headers = await self._page(caller.tenant, body, only, columns)
         return JSON([_shown(thread_json(row), body, parsed) for row in rows], headers=headers)
 
-    @route("POST", "/threads/count")
+    @route("POST", "/threads/count", writes=False)
     async def count(self, body: bodies.ThreadCount, caller: CallerDep) -> JSON:
         """Return the number of threads that meet the conditions."""
         only = await self._may_search(caller, body, 0, 0)
         conditions = _matching(caller.tenant, body, only)
         return JSON(await self._database.count(threads, conditions))
 
-    @route("POST", "/threads/prune")
+    @route("POST", "/threads/prune", writes=False)
     async def prune(self, body: bodies.Prune, caller: CallerDep) -> JSON:
         """Delete threads, or all their checkpoints except the latest. Unknown threads are
         ignored.
@@ -144,8 +144,8 @@ class ThreadRoutes(Routes):
 
     @route("POST", f"{_T}/copy")
     async def copy(self, thread_id: UUID, caller: CallerDep) -> JSON:
-        """Create a thread with the state and the history of another thread. Raises 409 if the other
-        thread does not exist, as LangGraph's own server does.
+        """Create a thread with the state and the history of another thread, but without its runs.
+        Raises 409 if the other thread does not exist, as LangGraph's own server does.
         """
         try:
             row = await self._state.thread(caller, thread_id, "read")
@@ -163,6 +163,8 @@ class ThreadRoutes(Routes):
         await self._state.storage.copy_thread(str(thread_id), new["thread_id"])
         columns = ("status", "values", "interrupts", "error")
         state = {name: row._mapping[name] for name in columns}
+        if state["status"] == "busy":  # because of runs that wait, which are not copied
+            state |= await self._states.at_rest(caller, thread_id)
         await self._all.update_state(new["thread_id"], state)
         return JSON(thread_json(await self._all.get(caller.tenant, key)))
 

@@ -48,7 +48,7 @@ class StateRoutes(Routes):
         checkpoint = Checkpoint(checkpoint_id=checkpoint_id)
         return JSON(await self.state(caller, thread_id, checkpoint, subgraphs, select))
 
-    @route("POST", f"{_S}/checkpoint")
+    @route("POST", f"{_S}/checkpoint", writes=False)
     async def state_at(self, thread_id: UUID, body: bodies.StateAt, caller: CallerDep) -> JSON:
         """Return a thread's state at a checkpoint, which may belong to a subgraph."""
         at, subgraphs = body.checkpoint, body.subgraphs
@@ -93,7 +93,7 @@ class StateRoutes(Routes):
             thread_id, bodies.HistoryQuery(limit=limit, before=before), caller
         )
 
-    @route("POST", f"{_T}/history")
+    @route("POST", f"{_T}/history", writes=False)
     async def history(self, thread_id: UUID, body: bodies.HistoryQuery, caller: CallerDep) -> JSON:
         """Return the states of a thread's history, the newest first."""
         return JSON(await self.states(thread_id, body, caller))
@@ -171,6 +171,15 @@ class StateRoutes(Routes):
         if state.created_at is None and checkpoint.checkpoint_id:
             raise not_found("checkpoint", checkpoint.checkpoint_id)
         return state_json(state, str(thread_id), select)
+
+    async def at_rest(self, caller: Requester, thread_id: UUID) -> Object:
+        """Return the columns of a thread's row that depend on its state, as they are without
+        unfinished runs. Without a graph, return only the status.
+        """
+        async with self._graph(caller, thread_id, "read") as opened:
+            if opened is None:
+                return {"status": "idle"}
+            return await thread_state(opened[1], str(thread_id))
 
     @asynccontextmanager
     async def _graph(

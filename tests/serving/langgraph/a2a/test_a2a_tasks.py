@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import AsyncIterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from a2a.helpers import get_artifact_text, get_data_parts, get_message_text
 from a2a.types import CancelTaskRequest, GetTaskRequest, ListTasksRequest, TaskState
-from a2a.utils.errors import InvalidParamsError, TaskNotCancelableError, UnsupportedOperationError
+from a2a.utils.errors import (
+    InternalError,
+    InvalidParamsError,
+    TaskNotCancelableError,
+    UnsupportedOperationError,
+)
 from langgraph_sdk.client import LangGraphClient
 
 from agentrt.serving.langgraph.a2a import messages as a2a_values
@@ -51,6 +58,20 @@ async def test_a_task_that_waits_is_cancelled(it: Serving, client: LangGraphClie
             await sent(ask, "left", task=task.id)
         other = await sent(ask, {"steps": []}, context=task.context_id)
         assert other.status.state == WAITS
+
+
+async def test_a_task_is_read_and_cancelled_while_the_disk_is_nearly_full(
+    it: Serving, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with agent(it, "ask") as ask:
+        task = await sent(ask, {"steps": []})
+        free = SimpleNamespace(total=100 << 30, free=63 << 20)
+        monkeypatch.setattr(shutil, "disk_usage", lambda folder: free)
+        assert await ask.get_task(GetTaskRequest(id=task.id)) == task
+        with pytest.raises(InternalError, match="63 MiB are free"):
+            await sent(ask, "left", task=task.id)
+        stopped = await ask.cancel_task(CancelTaskRequest(id=task.id))
+        assert stopped.status.state == TaskState.TASK_STATE_CANCELED
 
 
 async def test_an_answer_is_for_the_question_that_was_asked(

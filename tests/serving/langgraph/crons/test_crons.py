@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
@@ -139,16 +139,16 @@ async def test_a_server_killed_in_the_middle_starts_neither_two_nor_none(
     """1. It ends before the run is in the queue: the run is in the database, and not due again.
     2. Two that find the same time due, start one.
     """
-    enter = home.state.runs.enter
+    enter = home.state.runs.enter_all
 
-    async def killed_after(new: NewRun, only: Filter | None) -> None:
-        await enter(new, only)
+    async def killed_after(entries: Sequence[tuple[NewRun, Filter | None]]) -> None:
+        await enter(entries)
         raise KeyboardInterrupt
 
     await home.add()
     home.now += MINUTE
     with monkeypatch.context() as patch:
-        patch.setattr(home.state.runs, "enter", killed_after)
+        patch.setattr(home.state.runs, "enter_all", killed_after)
         with pytest.raises(KeyboardInterrupt):
             await home.clock.start_due(home.now)
     assert len(await home.runs()) == 1
@@ -307,6 +307,8 @@ async def test_a_run_is_started_by_itself(client: LangGraphClient) -> None:
         ({"interrupt_before": ["nowhere"]}, "the graph has no node 'nowhere'"),
         ({"on_run_completed": "burn"}, "on_run_completed"),
         ({"retries": 3}, "retries: not supported here"),
+        ({"metadata": [1]}, "metadata: Input should be a valid dictionary"),
+        ({"metadata": 0}, "metadata: Input should be a valid dictionary"),
     ],
 )
 async def test_a_cron_that_could_not_run_is_refused(

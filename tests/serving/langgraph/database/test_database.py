@@ -5,13 +5,18 @@ from __future__ import annotations
 import sqlite3
 import subprocess
 import sys
+from dataclasses import dataclass
+from datetime import UTC, date, datetime
+from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+from uuid import UUID
 
 import pytest
 import sqlalchemy as sa
 from hypothesis import given
 from hypothesis import strategies as st
+from langchain_core.messages import HumanMessage
 
 from agentrt.errors import ConfigError, ProgramLoadError
 from agentrt.serving.langgraph.database import connections as database
@@ -214,6 +219,50 @@ def test_an_object_without_json_becomes_its_text() -> None:
         "b": {"error": "ValueError", "message": "x"},
         "c": [1, 2],
     }
+
+
+class Color(Enum):
+    RED = "red"
+
+
+class Point(NamedTuple):
+    x: Any
+    y: Any
+
+
+@dataclass
+class Place:
+    name: Any
+    at: Any
+    _secret: int = 1
+
+
+@dataclass(slots=True)
+class Slotted:
+    name: Any
+
+
+WHOLE: list[Any] = [
+    datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC),
+    date(2026, 1, 2),
+    UUID(int=7),
+    Color.RED,
+    Point(1, Color.RED),
+    Place("a", Slotted(UUID(int=7))),
+    HumanMessage("hi", id="m1"),
+    {True: 1, None: 2, Color.RED: 3, date(2026, 1, 2): 4},
+    (1.5, [date(2026, 1, 2)]),
+]
+
+
+@pytest.mark.parametrize("value", WHOLE, ids=lambda value: type(value).__name__)
+@pytest.mark.parametrize("odd", ["\ud800", 2**70, {("a", 1): 2}], ids=["text", "number", "key"])
+def test_a_part_without_json_leaves_the_other_parts_unchanged(value: Any, odd: Any) -> None:
+    plain = to_json(value)
+    assert to_json({"odd": odd, "value": value})["value"] == plain
+    assert to_json([value, odd])[0] == plain
+    assert to_json(Place(odd, value)) == {"name": to_json(odd), "at": plain}
+    assert to_json(Point(odd, value)) == {"x": to_json(odd), "y": plain}
 
 
 async def test_errors_that_are_logged_do_not_tell_values(tmp_path: Path) -> None:

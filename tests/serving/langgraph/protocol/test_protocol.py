@@ -25,6 +25,7 @@ from tests.serving.langgraph.serve import Serving
 
 ALL = ["values", "updates", "messages", "tools", "lifecycle", "input", "tasks", "custom"]
 VALUES = ["values", "lifecycle"]
+ANSWER = {"interrupt_id": "x", "response": 1}
 STEPS: Any = [{"steps": DONE["steps"][: n + 1]} for n in range(4)]
 
 
@@ -35,8 +36,10 @@ async def command(http: httpx.AsyncClient, thread: str, method: str, **params: A
     return answer.json()
 
 
-async def start(http: httpx.AsyncClient, thread: str, graph: str, given: Any = IN) -> str:
-    done = await command(http, thread, "run.start", assistant_id=graph, input=given)
+async def start(
+    http: httpx.AsyncClient, thread: str, graph: str, given: Any = IN, **more: Any
+) -> str:
+    done = await command(http, thread, "run.start", assistant_id=graph, input=given, **more)
     assert (done["type"], done["id"]) == ("success", 7)
     return str(done["result"]["run_id"])
 
@@ -123,7 +126,7 @@ async def test_a_listener_before_the_run_is_queued_gets_its_events(
 ) -> None:
     """1. It is in the database. 2. Somebody reads the thread's runs. 3. It comes into the queue."""
     thread, entered, read = str(uuid4()), asyncio.Event(), asyncio.Event()
-    enter, since = Runs.enter, Runs.since
+    enter, since = Runs.enter_all, Runs.since
 
     async def slow(self: Runs, *given: Any) -> Any:
         made = await enter(self, *given)
@@ -136,7 +139,7 @@ async def test_a_listener_before_the_run_is_queued_gets_its_events(
         asyncio.get_running_loop().call_soon(read.set)
         return found
 
-    monkeypatch.setattr(Runs, "enter", slow)
+    monkeypatch.setattr(Runs, "enter_all", slow)
     monkeypatch.setattr(Runs, "since", seen)
     starting = asyncio.create_task(start(http, thread, "steps"))
     async with asyncio.timeout(TURN_S):
@@ -400,6 +403,7 @@ async def test_older_clients_follow_such_a_run_to_its_end(
         ("run.start", {"assistant_id": "steps", "teapot": 1}, "invalid_argument"),
         ("input.respond", {"response": 1}, "invalid_argument"),
         ("input.respond", {"interrupt_id": "x"}, "no_such_interrupt"),
+        ("input.respond", {"interrupt_id": "x", "responses": [ANSWER]}, "invalid_argument"),
     ],
 )
 async def test_an_invalid_command_gets_an_error(

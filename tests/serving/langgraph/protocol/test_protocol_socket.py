@@ -13,6 +13,7 @@ from uuid import uuid4
 import httpx
 import pytest
 from langgraph_sdk import get_client, get_sync_client
+from sse_starlette.sse import SendTimeoutError
 from starlette.types import Message, Receive, Scope, Send
 from starlette.websockets import WebSocket
 from websockets.asyncio.client import ClientConnection, connect
@@ -313,34 +314,51 @@ async def test_authentication_hooks_are_called(tmp_path: Path) -> None:
                     await listening.run.start(input=IN)
 
 
-async def test_messages_after_the_close_are_no_error(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    messages = iter(
-        [{"type": "websocket.connect"}, {"type": "websocket.receive", "text": SUBSCRIBE}]
-    )
-    answered, told = asyncio.Event(), list[str]()
+def bare_socket(messages: list[Message], over: asyncio.Event, told: list[Message]) -> WebSocket:
+    """A connection whose client sends ``messages``, and disconnects when it is ``over``."""
+    left = iter([{"type": "websocket.connect"}, *messages])
 
     async def receive() -> Message:
-        for message in messages:
+        for message in left:
             return message
-        await answered.wait()
+        await over.wait()
         return {"type": "websocket.disconnect"}
 
     async def send(message: Message) -> None:
-        told.append(message["type"])
-
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        await connection.close()
-        try:
-            await send({"type": "http.response.start", "status": 200})
-        finally:
-            answered.set()
+        told.append(message)
+        if message["type"] == "websocket.close":
+            over.set()
 
     scope: dict[str, Any] = {"type": "websocket", "asgi": {}, "http_version": "1.1", "scheme": "ws"}
     scope |= {"server": None, "client": None, "root_path": "", "path": "/stream/events"}
-    connection = WebSocket({**scope, "headers": [], "subprotocols": []}, receive, send)
+    return WebSocket({**scope, "headers": [], "subprotocols": []}, receive, send)
+
+
+async def test_messages_after_the_close_are_no_error(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    answered, told = asyncio.Event(), list[Message]()
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await connection.close()
+        await send({"type": "http.response.start", "status": 200})
+
+    connection = bare_socket([{"type": "websocket.receive", "text": SUBSCRIBE}], answered, told)
     async with asyncio.timeout(TURN_S):
         await ProtocolSocket(connection, app).serve()
-    assert told == ["websocket.accept", "websocket.close"]
+    assert [message["type"] for message in told] == ["websocket.accept", "websocket.close"]
     assert not caplog.records
+
+
+async def test_a_client_that_reads_too_slowly_is_disconnected() -> None:
+    """Otherwise the client would wait for the events of its subscription without end."""
+    over, told = asyncio.Event(), list[Message]()
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200})
+        raise SendTimeoutError
+
+    connection = bare_socket([{"type": "websocket.receive", "text": SUBSCRIBE}], over, told)
+    async with asyncio.timeout(TURN_S):
+        await ProtocolSocket(connection, app).serve()
+    assert (told[-1]["code"], "subscribe with since" in told[-1]["reason"]) == (1011, True)

@@ -47,6 +47,24 @@ async def test_many_runs_are_stopped_at_once(client: LangGraphClient) -> None:
         assert (await client.runs.get(thread, run))["status"] == "interrupted"
 
 
+@pytest.mark.parametrize(
+    ("fields", "status"),
+    [("run_ids", "pending"), ("thread_id", "all"), ("run_ids thread_id", "all"), ("run_ids", None)],
+)
+async def test_a_cancellation_by_id_and_by_status_is_refused(
+    client: LangGraphClient, fields: str, status: str | None
+) -> None:
+    """No field is ignored, because other runs than the client means would be cancelled."""
+    thread = await a_thread(client)
+    run = await client.runs.create(thread, "steps", input=IN, after_seconds=3600)
+    named: dict[str, Any] = {"thread_id": thread, "run_ids": [run["run_id"]]}
+    body = {**{name: named[name] for name in fields.split()}, "status": status}
+    answer = await client.http.client.post("/runs/cancel", json=body)
+    assert (answer.status_code, "only status" in answer.json()["detail"]) == (422, True)
+    assert (await client.runs.get(thread, run["run_id"]))["status"] == "pending"
+    await client.threads.delete(thread)
+
+
 async def test_a_stopped_run_stops_its_program(client: LangGraphClient, it: Serving) -> None:
     """Nothing of it is left in the runtime: no row, no task."""
     thread, run = await at_a_gate(client)

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -54,6 +55,23 @@ async def test_what_is_held_is_bounded(
         await numbers(log, 6)
 
 
+async def test_events_that_are_larger_than_the_limit_reach_readers_that_wait(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The newest event also reaches a reader that comes later."""
+    monkeypatch.setattr(streams, "MAX_BYTES", 30)
+    log = EventLog("r", database, resumable=False)
+    reading = asyncio.create_task(numbers(log))
+    await asyncio.sleep(0)
+    for _ in range(3):
+        await log.put([("values", b"x" * 40)])
+    log.close()
+    assert await reading == [1, 2, 3]
+    assert await numbers(log, 2) == [3]
+    with pytest.raises(FellBehindError, match="events 1 to 2"):
+        await numbers(log)
+
+
 async def test_a_resumable_log_reads_on_from_the_database(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -69,10 +87,27 @@ async def test_a_second_attempt_counts_on(database: Database) -> None:
     first = EventLog("r", database, resumable=True)
     await first.put([("values", b"1"), ("values", b"2")])
     second = EventLog("r", database, resumable=True)
-    await second.open()
     await second.put([("values", b"3")])
     second.close()
     assert await numbers(second) == [1, 2, 3]
+
+
+async def test_an_event_that_was_stored_by_a_failed_write_keeps_its_number(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A cancelled write, or a connection that breaks, may leave the event in the database."""
+    log, write = EventLog("r", database, resumable=True), database.write
+
+    async def stored_but_failed(*statements: Any) -> None:
+        await write(*statements)
+        raise ConnectionResetError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(database, "write", stored_but_failed)
+        with pytest.raises(ConnectionResetError):
+            await log.put([("values", b"1")])
+    await log.put([("values", b"2")])
+    assert [event.data async for event in replay(database, "r", 0)] == [b"1", b"2"]
 
 
 async def test_the_oldest_stored_events_go(

@@ -165,3 +165,27 @@ async def test_a_program_streams_its_tokens(client: LangGraphClient) -> None:
     name, result = told[-1]
     assert (name, result["topic"]) == ("values", "sea")
     assert result["poem"] == "".join(one["content"] for one in chunks)
+
+
+@pytest.mark.parametrize("last", ["busy", "unknown", "invalid"])
+async def test_a_batch_starts_all_of_its_runs_or_none(client: LangGraphClient, last: str) -> None:
+    """The client could not know the ids of runs that have started when a later run is refused."""
+    thread, busy = await a_thread(client), await a_thread(client)
+    await client.runs.create(busy, "steps", input=IN, after_seconds=3600)
+    faults: dict[str, dict[str, Any]] = {
+        "busy": {"thread_id": busy, "multitask_strategy": "reject"},
+        "unknown": {"thread_id": str(uuid4())},
+        "invalid": {"thread_id": busy, "command": {"resume": None}},
+    }
+    first = {"assistant_id": "steps", "input": IN, "thread_id": thread}
+    http = client.http.client
+    answer = await http.post("/runs/batch", json=[first, {"assistant_id": "steps", **faults[last]}])
+    assert answer.status_code in (404, 409, 422)
+    assert await client.runs.list(thread) == []
+    assert (await client.threads.get(thread))["status"] == "idle"
+    answer = await http.post("/runs/batch", json=[first, first])
+    ids = [run["run_id"] for run in answer.json()]
+    for run in ids:
+        await client.runs.join(thread, run)
+    assert [run["run_id"] for run in await client.runs.list(thread)] == ids[::-1]
+    await client.threads.delete(busy)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 from uuid import uuid4
 
@@ -14,6 +14,7 @@ from langgraph_sdk.errors import UnprocessableEntityError
 from langgraph_sdk.schema import StreamPart
 
 from agentrt.serving.langgraph.runs import streams
+from agentrt.serving.langgraph.runs.streams import EventLog, FellBehindError, StreamEvent
 from tests.serving.langgraph.graphs import GATES, TURN_S
 from tests.serving.langgraph.runs.test_runs import IN, a_thread, at_a_gate
 from tests.serving.langgraph.serve import Serving
@@ -136,7 +137,7 @@ async def test_a_threads_stream_has_all_its_runs(client: LangGraphClient) -> Non
 async def test_a_threads_stream_tells_which_events_it_misses(
     client: LangGraphClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(streams, "MAX_BYTES", 1)
+    monkeypatch.setattr(EventLog, "follow", behind)
     thread = await a_thread(client)
     parts: list[StreamPart] = []
     listening = asyncio.Event()
@@ -155,8 +156,39 @@ async def test_a_threads_stream_tells_which_events_it_misses(
         while not task.done():  # the stream begins when its request is there
             await client.runs.wait(thread, "bare", input=HI)
     assert [part.event for part in parts] == ["metadata", "error", "metadata"]
-    assert parts[1].data["error"] == "FellBehindError"
-    assert "read faster, or join the run again" in parts[1].data["message"]
+    assert parts[1].data == {"error": "FellBehindError", "message": "they are gone"}
+
+
+async def behind(log: EventLog, after: int) -> AsyncIterator[StreamEvent]:
+    """The events of a run for a reader that is too slow."""
+    raise FellBehindError("they are gone")
+    yield
+
+
+async def test_a_reader_that_falls_behind_does_not_cancel_the_run(
+    client: LangGraphClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(EventLog, "follow", behind)
+    thread, gate = await a_thread(client), str(uuid4())
+    given: Any = {"gate": gate, "steps": []}
+    stream = client.runs.stream(thread, "gate", input=given, on_disconnect="cancel")
+    assert names(await _all(stream)) == ["error"]
+    (run,) = await client.runs.list(thread)
+    GATES.open(gate)
+    await client.runs.join(thread, run["run_id"])
+    assert (await client.runs.get(thread, run["run_id"]))["status"] == "success"
+
+
+async def test_an_event_that_is_larger_than_the_buffer_reaches_its_readers(
+    client: LangGraphClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(streams, "MAX_BYTES", 1000)
+    thread, run, gate = await at_a_gate(client, "x" * 2000, stream_mode="values")
+    joining = asyncio.create_task(_all(client.runs.join_stream(thread, run)))
+    await _following(client, thread, run)
+    GATES.open(gate)
+    parts = await joining
+    assert [part.data["steps"][2:] for part in parts] == [["waited"], ["waited", "after"]]
 
 
 # -- going away ---------------------------------------------------------------------------

@@ -24,6 +24,7 @@ from agentrt.serving.langgraph import api_with
 from agentrt.serving.langgraph.auth.hooks import load_auth
 from agentrt.serving.langgraph.database.interrupts import is_open
 from agentrt.serving.langgraph.tenant_state import _SWEEP_S
+from agentrt.serving.langgraph.threads import questions as thread_questions
 from agentrt.serving.langgraph.threads.questions import ThreadQuestions
 from tests.serving.langgraph.graphs import (
     Settings,
@@ -140,6 +141,22 @@ async def test_an_answer_resumes_the_thread(it: Serving) -> None:
         assert await listed(http, thread=thread) == []
         late = await answered(http, question, "right")
         assert (late.status_code, late.json()["error"]["code"]) == (409, "question_closed")
+
+
+async def test_threads_without_an_open_question_do_not_count_for_the_limit(
+    it: Serving, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(thread_questions, "_PAGE", 1)
+    async with clients(it, "zoe") as (client, http):
+        asking = [await a_thread(client) for _ in range(4)]
+        for thread in asking:
+            await client.runs.wait(thread, "ask", input=IN)
+        for thread in asking[2:]:
+            answer: Any = {"resume": "later"}
+            await client.runs.create(thread, "ask", command=answer, after_seconds=3600)
+        for limit in (1, 2, 100):
+            shown = [question["thread"] for question in await listed(http, limit=limit)]
+            assert shown == asking[1::-1][:limit]
 
 
 async def test_of_two_answers_at_once_one_starts_a_run(it: Serving) -> None:

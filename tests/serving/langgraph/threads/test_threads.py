@@ -10,7 +10,7 @@ import pytest
 from langgraph_sdk.client import LangGraphClient
 from langgraph_sdk.errors import ConflictError
 
-from tests.serving.langgraph.runs.test_runs import DONE, IN
+from tests.serving.langgraph.runs.test_runs import DONE, IN, a_thread
 
 
 async def test_threads_are_found_by_parts_of_their_metadata_and_values(
@@ -48,3 +48,18 @@ async def test_items_have_exact_times_in_the_order_of_their_writes(
     assert times == sorted(set(times))
     again = await client.store.get_item([root], "k0")
     assert (again["created_at"], again["updated_at"]) == (created[0], updated[0])
+
+
+@pytest.mark.parametrize(("graph", "status"), [("steps", "idle"), ("ask", "interrupted")])
+async def test_a_copy_has_none_of_the_runs_that_wait(
+    client: LangGraphClient, graph: str, status: str
+) -> None:
+    thread = await a_thread(client)
+    await client.runs.wait(thread, graph, input=IN)
+    before = await client.threads.get(thread)
+    await client.runs.create(thread, graph, input=IN, after_seconds=3600)
+    copy: Any = await client.http.post(f"/threads/{thread}/copy", json=None)
+    assert await client.runs.list(copy["thread_id"]) == []
+    assert (copy["status"], copy["values"]) == (status, before["values"])
+    assert copy["interrupts"] == before["interrupts"]
+    await client.threads.delete(thread)
