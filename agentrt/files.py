@@ -17,9 +17,11 @@ import os
 import select
 import stat
 import tempfile
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any, BinaryIO, NoReturn
+from weakref import WeakKeyDictionary
 
 from agentrt.errors import ConfigError
 
@@ -81,27 +83,60 @@ def is_database(path: Path) -> bool:
         return False
 
 
-def lock_beside(path: Path) -> IO[str]:
-    """Lock ``path`` for this process with a lock file next to it, and return the lock file.
+_LOCKED: WeakKeyDictionary[IO[str], os.stat_result] = WeakKeyDictionary()
+"""The lock files that this process has locked."""
+_locking = threading.Lock()
 
-    The lock ends when the lock file is closed or the process ends. Raises `BlockingIOError` if
-    another process has the lock.
+
+def _after_fork() -> None:
+    """Forget the locks of the parent process, which this process does not have."""
+    _LOCKED.clear()
+    _locking.release()
+
+
+os.register_at_fork(
+    before=_locking.acquire, after_in_parent=_locking.release, after_in_child=_after_fork
+)
+
+
+def lock_beside(path: Path) -> IO[str]:
+    """Lock ``path`` with a lock file next to it, and return the lock file.
+
+    The lock ends when the lock file is closed or the process ends; a process that is forked
+    meanwhile does not have the lock. Raises `BlockingIOError` if another process or another part of
+    this process has the lock.
     """
     check_plain(path)
     name = path.with_name(path.name + ".lock")
-    while True:
-        file = name.open("w")
-        try:
-            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # Between opening and locking, `unlock` may have removed the file. Then another process
-            # may have the lock of a new file with this name.
-            with contextlib.suppress(FileNotFoundError):
-                if os.path.samestat(os.fstat(file.fileno()), name.stat()):
-                    return file
-        except BaseException:
+    with _locking:
+        while True:
+            # The system would give this process the same lock twice, and end it as soon as one of
+            # the two files is closed.
+            if _is_locked_here(name):
+                raise BlockingIOError(errno.EAGAIN, "this process has the lock")
+            file = name.open("w")
+            try:
+                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                status = os.fstat(file.fileno())
+                # Between opening and locking, `unlock` may have removed the file. Then another
+                # process may have the lock of a new file with this name.
+                with contextlib.suppress(FileNotFoundError):
+                    if os.path.samestat(status, name.stat()):
+                        _LOCKED[file] = status
+                        return file
+            except BaseException:
+                file.close()
+                raise
             file.close()
-            raise
-        file.close()
+
+
+def _is_locked_here(name: Path) -> bool:
+    try:
+        status = name.stat()
+    except FileNotFoundError:
+        return False
+    locked = [*_LOCKED.items()]
+    return any(not file.closed and os.path.samestat(status, other) for file, other in locked)
 
 
 def unlock(file: IO[str]) -> None:

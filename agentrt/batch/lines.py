@@ -198,8 +198,8 @@ class OutputFile(LineFile):
             return files.lock_beside(self.path)
         except BlockingIOError as error:
             raise UsageError(
-                f"{where} is being written by another process; wait until that process ends, or "
-                "name another file"
+                f"{where} is being written by another process, or is already open in this process; "
+                "wait until it is closed there, or name another file"
             ) from error
 
     def _unwritable(self, error: OSError) -> UsageError:

@@ -49,15 +49,16 @@ class Score:
     def __init__(self, function: Callable[..., Any], name: str | None = None) -> None:
         self.function = function
         self.name = name or name_of(function)
+        signature = inspect.signature(function)
         parameters = [
             parameter
-            for parameter in inspect.signature(function).parameters.values()
-            if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+            for parameter in signature.parameters.values()
+            if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
             and parameter.default is parameter.empty
         ]
-        if len(parameters) not in (2, 3):
-            names = ", ".join(parameter.name for parameter in parameters)
-            raise ConfigError(f"score {self.name} takes ({names}); a score takes {_FORMS}")
+        named = any(parameter.kind is parameter.KEYWORD_ONLY for parameter in parameters)
+        if len(parameters) not in (2, 3) or named:
+            raise ConfigError(f"score {self.name} takes {signature}; a score takes {_FORMS}")
         self.uses_model = len(parameters) == 3
         if not self.uses_model and parameters[0].name in ("ctx", "context"):
             raise ConfigError(

@@ -14,13 +14,11 @@ from agentrt.request.sampling import Constraint
 def json_schema(schema: Mapping[str, Any] | type) -> Constraint:
     """Return a constraint for JSON that obeys a schema, or a type such as a pydantic model.
 
-    Raises `ConfigError` for a value that is neither a mapping nor a type, and for a schema that
-    cannot be written as JSON.
+    Raises `ConfigError` for a value that is neither a mapping nor a type, for a type that has no
+    JSON schema, and for a schema that cannot be written as JSON.
     """
     if isinstance(schema, type):
-        from pydantic import TypeAdapter
-
-        schema = TypeAdapter(schema).json_schema()
+        schema = schema_of_type(schema)
     if not isinstance(schema, Mapping):
         raise ConfigError(f"a JSON schema must be a mapping or a type, not {schema!r}")
     try:
@@ -28,6 +26,24 @@ def json_schema(schema: Mapping[str, Any] | type) -> Constraint:
     except (TypeError, ValueError) as error:
         raise ConfigError(
             f"the JSON schema contains a value that cannot be written as JSON: {error}"
+        ) from error
+
+
+def schema_of_type(type: Any) -> dict[str, Any]:
+    """Return the JSON schema of a type that pydantic supports. Raises `ConfigError` for any other
+    value.
+    """
+    from pydantic import TypeAdapter
+    from pydantic.errors import PydanticUserError
+
+    try:
+        schema: dict[str, Any] = TypeAdapter(type).json_schema()
+        return schema
+    except PydanticUserError as error:
+        reason = str(error).splitlines()[0]
+        raise ConfigError(
+            f"schema: {type!r} has no JSON schema; use a pydantic model, or a JSON schema as a "
+            f"mapping ({reason})"
         ) from error
 
 

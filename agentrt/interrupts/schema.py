@@ -21,8 +21,8 @@ from agentrt.request import ToolSpec
 def tool_specs(tools: Iterable[Any]) -> tuple[ToolSpec, ...]:
     """Return a `ToolSpec` for each of ``tools``, which are functions, tools or specs.
 
-    Raises `ConfigError` for two tools with the same name, and for a function whose parameters have
-    no JSON schema.
+    Raises `ConfigError` for two tools with the same name, for a function whose parameters have no
+    JSON schema, and for any other value.
     """
     specs = tuple(map(_spec_of, tools))
     names = [spec.name for spec in specs]
@@ -103,7 +103,12 @@ class ToolSchema:
 
 
 def _signature(function: Callable[..., Any], context: str | None) -> inspect.Signature:
-    whole = inspect.signature(function)
+    try:
+        whole = inspect.signature(function)
+    except (TypeError, ValueError) as error:  # not callable, or a built-in without a signature
+        raise ConfigError(
+            f"{function!r} cannot be a tool: {error}; pass a Python function, a Tool or a ToolSpec"
+        ) from error
     return whole.replace(parameters=[p for p in whole.parameters.values() if p.name != context])
 
 

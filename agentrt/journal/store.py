@@ -92,8 +92,8 @@ class SQLiteStore(Store):
             self._lock = lock_beside(self._path)
         except BlockingIOError as error:
             raise JournalError(
-                f"journal {self.name} is being written by another process; wait until that process "
-                "ends, or name another file"
+                f"journal {self.name} is being written by another process, or is already open in "
+                "this process; wait until it is closed there, or name another file"
             ) from error
         is_new = not self._path.exists() or not self._path.stat().st_size
         self._connection = sqlite3.connect(

@@ -34,13 +34,19 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 T = TypeVar("T")
 ProgramFunction = Callable[..., Awaitable[Any]]
+_BY_POSITION = (
+    inspect.Parameter.POSITIONAL_ONLY,
+    inspect.Parameter.POSITIONAL_OR_KEYWORD,
+    inspect.Parameter.VAR_POSITIONAL,
+)
 _SHOWN = 80
 """Maximum number of characters that an error message shows of an input."""
 
 
 class Program:
     """An agent program: an async function whose parameters are a `Context` and, if needed, an
-    input. Any other function raises `ConfigError`.
+    input, both passed by position. Further parameters must have defaults. Any other function raises
+    `ConfigError`.
 
     ``name`` is the program's type. If the program ``owns_tasks``, the tasks that its code starts
     are cancelled at its end. Calling a `Program` calls the function itself.
@@ -51,18 +57,27 @@ class Program:
     ) -> None:
         if not inspect.iscoroutinefunction(function):
             raise ConfigError(f"program {name_of(function)} must be an 'async def' function")
-        parameters = list(inspect.signature(function).parameters.values())
-        if not parameters or len([p for p in parameters if p.default is p.empty]) > 2:
+        signature = inspect.signature(function)
+        by_position = [p for p in signature.parameters.values() if p.kind in _BY_POSITION]
+        required = [
+            p
+            for p in signature.parameters.values()
+            if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
+        ]
+        named = any(p.kind is p.KEYWORD_ONLY for p in required)
+        if not by_position or len(required) > 2 or named:
             raise ConfigError(
-                f"program {name_of(function)} must take a context and at most one input: "
-                f"async def {name_of(function)}(ctx, input)"
+                f"program {name_of(function)} takes {signature}, but it must take a context and at "
+                f"most one input, by their positions: async def {name_of(function)}(ctx, input)"
             )
+        # A parameter such as `*args` may take the context and the input.
+        inputs = by_position[1:] or [p for p in by_position if p.kind is p.VAR_POSITIONAL]
         self.function = function
         self.owns_tasks = owns_tasks
         self.name = name or name_of(function)
-        self.takes_input = len(parameters) > 1
-        self.needs_input = self.takes_input and parameters[1].default is parameters[1].empty
-        self._parameter = parameters[1].name if self.takes_input else ""
+        self.takes_input = bool(inputs)
+        self.needs_input = self.takes_input and inputs[0] in required
+        self.input_name = inputs[0].name if inputs else ""
         functools.update_wrapper(self, function)
 
     def accept_input(self, value: Any) -> Any:
@@ -82,10 +97,10 @@ class Program:
         try:
             converted = self._input_type.validate_python(value)
         except ValidationError as error:
-            if isinstance(value, dict) and [*value] == [self._parameter]:
-                return self.accept_input(value[self._parameter])
+            if isinstance(value, dict) and [*value] == [self.input_name]:
+                return self.accept_input(value[self.input_name])
             raise ConfigError(
-                f"program {self.name!r}: the input is {_shown(value)}, but {self._parameter!r} "
+                f"program {self.name!r}: the input is {_shown(value)}, but {self.input_name!r} "
                 f"must be {self._expected}: {reason_of(error)}"
             ) from error
         # For an Iterable, pydantic checks the items only while they are read.
@@ -119,9 +134,9 @@ class Program:
         of any type.
         """
         function = inspect.unwrap(self.function)
-        annotations = {self._parameter: function.__annotations__[self._parameter]}
+        annotations = {self.input_name: function.__annotations__[self.input_name]}
         own = SimpleNamespace(__annotations__=annotations)
-        return get_type_hints(own, function.__globals__, include_extras=True)[self._parameter]
+        return get_type_hints(own, function.__globals__, include_extras=True)[self.input_name]
 
     @property
     def _expected(self) -> str:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, TypedDict, TypeVar, Unpack
+from numbers import Real
+from typing import Any, TypedDict, Unpack
 
+from agentrt.contexts.constraints import schema_of_type
 from agentrt.errors import ConfigError
 from agentrt.interrupts import Tool
 from agentrt.interrupts.schema import tool_specs
 from agentrt.request import Message, ToolSpec
 from agentrt.request.text import ReadsAsText, plain_message
-
-N = TypeVar("N", int, float)
 
 
 class StepOptions(TypedDict, total=False):
@@ -77,6 +78,13 @@ _PASSED = (
     "parallel_tool_calls",
 )
 """Options that are passed to the request under the same name."""
+_LIMITS = {
+    "max_tokens": (1, math.inf),
+    "temperature": (0, math.inf),
+    "frequency_penalty": (-2, 2),
+    "presence_penalty": (-2, 2),
+}
+"""The smallest and the largest value of some options. The engine checks the other options."""
 
 
 def make_request(
@@ -91,17 +99,21 @@ def make_request(
         "messages": [plain_message(message) for message in _as_messages(ask)]
     }
     if (limit := options.get("max_tokens", DEFAULT_MAX_TOKENS)) is not None:
-        request["max_tokens"] = _at_least("max_tokens", limit, 1)
-    request["temperature"] = _at_least("temperature", options.get("temperature", 0.0), 0)
-    for name in ("frequency_penalty", "presence_penalty"):
-        _penalty(name, options.get(name, 0.0))  # type: ignore[arg-type]
+        request["max_tokens"] = limit
+    request["temperature"] = present.get("temperature", 0.0)
     request |= {name: present[name] for name in _PASSED if name in present}
+    for name, (least, most) in _LIMITS.items():
+        if name in request:
+            _check_number(name, request[name], least, most)
     if stop := present.get("stop"):
+        _check("stop", stop, Iterable, "a string or several strings")
         request["stop"] = [stop] if isinstance(stop, str) else list(stop)  # type: ignore[call-overload]
     if (logprobs := options.get("logprobs")) is not None:
         request |= {"logprobs": True, "top_logprobs": logprobs}
     request |= _form(options)
-    return request | dict(options.get("extra_body") or {})
+    extra = options.get("extra_body") or {}
+    _check("extra_body", extra, Mapping, "a mapping of further fields of the request")
+    return request | dict(extra)
 
 
 def has_limit(options: StepOptions) -> bool:
@@ -117,7 +129,9 @@ def _form(options: LLMOptions) -> dict[str, Any]:
     ``schema``.
     """
     form: dict[str, Any] = {}
-    tools = tool_specs(options.get("tools") or ())
+    chosen = options.get("tools") or ()
+    _check("tools", chosen, Iterable, "a list of functions, Tools or ToolSpecs")
+    tools = tool_specs(chosen)
     if tools:
         form["tools"] = [_tool(tool) for tool in tools]
         form["tool_choice"] = _choice(options.get("tool_choice", "auto"), tools)
@@ -174,6 +188,7 @@ def _refuse_unknown(options: Mapping[str, Any]) -> None:
 def _as_messages(ask: str | ReadsAsText | Iterable[Message]) -> tuple[Message, ...]:
     if isinstance(ask, str | ReadsAsText):
         return ({"role": "user", "content": ask},)
+    _check("the prompt", ask, Iterable, "a text, a reply or a list of messages")
     messages: tuple[Any, ...] = tuple(ask)
     if not messages:
         raise ConfigError("the list of messages is empty; pass at least one message")
@@ -189,18 +204,16 @@ def _as_messages(ask: str | ReadsAsText | Iterable[Message]) -> tuple[Message, .
 def _as_schema(schema: Mapping[str, Any] | type | None) -> Mapping[str, Any] | None:
     if schema is None or isinstance(schema, Mapping):
         return schema
-    from pydantic import TypeAdapter
-
-    return TypeAdapter(schema).json_schema()
+    return schema_of_type(schema)
 
 
-def _penalty(name: str, value: float) -> float:
-    if not -2 <= value <= 2:
-        raise ConfigError(f"{name} must be from -2 to 2, got {value}")
-    return value
+def _check(name: str, value: object, kind: type[Any], allowed: str) -> None:
+    if not isinstance(value, kind):
+        raise ConfigError(f"{name} must be {allowed}, got {value!r}")
 
 
-def _at_least(name: str, value: N, least: float) -> N:
-    if value < least:
-        raise ConfigError(f"{name} must be at least {least}, got {value}")
-    return value
+def _check_number(name: str, value: Any, least: float, most: float) -> None:
+    _check(name, value, Real, "a number")
+    if not least <= value <= most:
+        bounds = f"at least {least}" if most == math.inf else f"from {least} to {most}"
+        raise ConfigError(f"{name} must be {bounds}, got {value}")

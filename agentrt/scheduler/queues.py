@@ -36,6 +36,8 @@ class CallQueue:
         """The number of outdated priorities that may still be computed now."""
         self._deferred: dict[QueuedCall, None] = {}
         self._starving: QueuedCall | None = None
+        self._starving_later: dict[QueuedCall, None] = {}
+        """The deferred calls that starve after the `starving` call, in this order."""
         self._queued = self._stuck = 0
         self._seqs = count(1)
 
@@ -51,15 +53,21 @@ class CallQueue:
     @property
     def starving(self) -> QueuedCall | None:
         """A call that would be promoted if its LoRA adapter fitted, until it starts; None if there
-        is none.
+        is no such call. If several calls starve, the calls take turns, in the order in which they
+        would have been promoted.
         """
-        if self._starving is not None and not self._starving.queued:
-            self._starving = None
+        if self._starving is None or not self._starving.queued:
+            self._starving = next(iter(self._starving_later), None)
+            if self._starving is not None:
+                del self._starving_later[self._starving]
         return self._starving
 
     def starves(self, call: QueuedCall) -> None:
-        """Make ``call`` the `starving` call, unless there is one."""
-        self._starving = self.starving or call
+        """Make the deferred ``call`` the `starving` call, after the calls that starve already."""
+        if self.starving is None:
+            self._starving = call
+        elif call is not self._starving:
+            self._starving_later[call] = None
 
     def head(self) -> QueuedCall | None:
         """Return the call that should run next, or None."""
@@ -161,6 +169,7 @@ class CallQueue:
             self._stuck -= call.stuck
         elif call.state is DEFERRED:
             del self._deferred[call]
+            self._starving_later.pop(call, None)  # it is promoted if it still waits for a slot
         elif call.state is NOT_ADMITTED and self._admission is not None:
             self._admission.leave(call)
         else:

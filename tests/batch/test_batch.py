@@ -514,6 +514,7 @@ async def test_an_engine_that_dies_during_a_score_is_no_result(tmp_path: Path) -
         lambda a, b, c, d: 1,
         lambda ctx, record, result: 1,
         lambda ctx, result: 1,
+        lambda record, result, *, scale: 1,
     ],
 )
 def test_functions_that_are_no_scores(function: Any) -> None:

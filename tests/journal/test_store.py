@@ -127,6 +127,45 @@ def test_one_process_at_a_time(tmp_path: Path) -> None:
     SQLiteStore(path).close()
 
 
+def test_a_journal_is_open_only_once_in_a_process_and_stays_locked_for_others(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "j"
+    with closing(SQLiteStore(path)):
+        with pytest.raises(JournalError, match="is already open in this process"):
+            SQLiteStore(path)
+        child = os.fork()
+        if not child:
+            try:
+                SQLiteStore(path)
+            except JournalError:
+                os._exit(0)
+            finally:
+                os._exit(1)
+        assert os.waitpid(child, 0)[1] == 0
+    SQLiteStore(path).close()
+
+
+def test_a_forked_process_can_open_a_journal_that_its_parent_has_closed(tmp_path: Path) -> None:
+    """The child has inherited the open lock file, but not the lock."""
+    path = tmp_path / "j"
+    ready = os.pipe()
+    store = SQLiteStore(path)
+    child = os.fork()
+    if not child:
+        try:
+            os.read(ready[0], 1)
+            SQLiteStore(path)
+            os._exit(0)
+        finally:
+            os._exit(1)
+    store.close()
+    os.write(ready[1], b"1")
+    assert os.waitpid(child, 0)[1] == 0
+    for end in ready:
+        os.close(end)
+
+
 async def test_a_file_that_another_program_has_locked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -97,3 +97,33 @@ def test_without_a_type_that_is_known_any_input_is_accepted(parameter: str) -> N
     names: dict[str, Any] = {}
     exec(f"async def anything(ctx, {parameter}): ...", names)
     assert Program(names["anything"]).accept_input({"a": 1}) == {"a": 1}
+
+
+async def named(ctx: Context, *, n: int) -> None: ...
+async def two(ctx: Context, n: int, m: int) -> None: ...
+async def nothing(*, ctx: Context) -> None: ...
+
+
+@pytest.mark.parametrize("function", [named, two, nothing])
+def test_a_program_takes_a_context_and_at_most_one_input_by_their_positions(
+    function: Callable[..., Any],
+) -> None:
+    with pytest.raises(ConfigError, match=r"takes \(.*must take a context and at most one input"):
+        Program(function)
+
+
+async def optional(ctx: Context, *, n: int = 1, **options: Any) -> tuple[Any, ...]:
+    return n, options
+
+
+async def several(*inputs: Any, **options: Any) -> tuple[Any, ...]:
+    return inputs[1:]
+
+
+async def test_parameters_that_cannot_be_passed_by_position_are_not_the_input() -> None:
+    ctx: Any = None
+    assert not Program(optional).takes_input
+    assert await Program(optional)(ctx) == (1, {})
+    assert (Program(several).takes_input, Program(several).needs_input) == (True, False)
+    assert await Program(several)(ctx) == ()
+    assert await Program(several)(ctx, "tea") == ("tea",)

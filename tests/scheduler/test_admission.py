@@ -5,16 +5,18 @@ hand.
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from agentrt.errors import ConfigError
 from agentrt.scheduler import SchedulerConfig
-from agentrt.scheduler.admission import Cap, Capacity, make_admission
+from agentrt.scheduler.admission import Admission, Cap, Capacity, make_admission
 from agentrt.scheduler.admission.memory import OLDEST_EVERY, WorkingSet
 from agentrt.scheduler.events import CallFinished, StepFinished
 from agentrt.scheduler.learned import DOUBT, SCANNED, Learned
+from agentrt.scheduler.records import QueuedCall
 from tests.scheduler.admitting import BLOCK, KIND, Admitting, Counted, full, held
 
 # -- by name, and by a cap -------------------------------------------------------------
@@ -31,6 +33,13 @@ def test_admissions_are_made_by_name() -> None:
     assert type(made(admission="agentrt.scheduler.admission.memory:WorkingSet")) is WorkingSet
 
 
+class Half(Admission):
+    """An admission that does not decide which programs are admitted."""
+
+    def may_stay(self, call: QueuedCall) -> bool:
+        return True
+
+
 @pytest.mark.parametrize(
     ("settings", "named"),
     [
@@ -43,7 +52,11 @@ def test_admissions_are_made_by_name() -> None:
             "admission 'no.such:Thing': .*; available: off, cap, memory, or package.mod",
         ),
         ({"admission": "math:no:Thing"}, "module 'math' has no attribute 'no:Thing'"),
-        ({"admission": "agentrt.scheduler.records:QueuedCall"}, "is not a subclass of Admission"),
+        ({"admission": "agentrt.scheduler.records:QueuedCall"}, "is not a complete subclass of"),
+        (
+            {"admission": "tests.scheduler.test_admission:Half"},
+            "is not a complete subclass of agentrt.scheduler.admission.Admission",
+        ),
         ({"admission_cap": 0}, "admission_cap must be at least 1"),
         ({"ttft_target": 0.0}, "ttft_target must be a finite number of seconds above 0"),
         ({"ttft_target": math.inf}, "ttft_target must be a finite number of seconds above 0"),
@@ -52,6 +65,16 @@ def test_admissions_are_made_by_name() -> None:
 def test_an_unknown_admission_is_refused(settings: dict[str, Any], named: str) -> None:
     with pytest.raises(ConfigError, match=named):
         made(**settings)
+
+
+def test_an_admission_whose_module_raises_any_error_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "broken_admission.py").write_text("1 / 0")
+    monkeypatch.syspath_prepend(tmp_path)
+    message = "cannot load admission 'broken_admission:Mine': division by zero; available: off"
+    with pytest.raises(ConfigError, match=message):
+        made(admission="broken_admission:Mine")
 
 
 def test_a_cap_admits_programs_in_order_of_arrival() -> None:

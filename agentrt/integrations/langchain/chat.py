@@ -64,7 +64,8 @@ class ChatAgentRT(BaseChatModel):
     is the limit of a call in seconds; a call that takes longer is aborted. ``max_retries`` applies
     to an endpoint only, because an embedded engine has no network that can fail.
 
-    Every call may override these options by keyword, except ``runtime``, ``base_url`` and
+    Every call may override these options by keyword, except ``streaming``, ``runtime``, and the
+    options of an endpoint: ``base_url``, ``api_key``, ``default_headers``, ``default_query`` and
     ``max_retries``. A call also takes ``tools``, ``tool_choice``, ``response_format`` and
     ``schema``. The options of ``ChatOpenAI`` have the same names here. Other fields of a chat
     request go into ``extra_body``. docs/langchain.md lists all options.

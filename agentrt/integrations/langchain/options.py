@@ -49,6 +49,12 @@ OF_CALLS = (
     *("tools", "tool_choice", "response_format", *_NOT_SENT),
 )
 
+OF_MODELS = (
+    *("runtime", "base_url", "api_key", "default_headers", "default_query", "max_retries"),
+    *("streaming", "output_version"),
+)
+"""Options that only models have."""
+
 _HTTP = "ChatAgentRT has no such HTTP client; leave it out"
 _RESPONSES = "it belongs to OpenAI's Responses API, which only 'agentrt serve' has; leave it out"
 REFUSED = {
@@ -89,8 +95,8 @@ def by_own_names(options: Mapping[str, Any], known: Iterable[str]) -> dict[str, 
     """Return options by their names in agentrt. Unsupported options whose value is None or False
     are left out.
 
-    Raises `ConfigError` for an unknown or unsupported option, and for an option that is set twice
-    under different names.
+    Raises `ConfigError` for an unknown or unsupported option, for an option that only models have
+    if it is not in ``known``, and for an option that is set twice under different names.
     """
     known = (*known,)
     named: dict[str, Any] = {}
@@ -98,6 +104,10 @@ def by_own_names(options: Mapping[str, Any], known: Iterable[str]) -> dict[str, 
         refused = REFUSED.get(ALIASES_REFUSED.get(name, name))
         if refused is None:
             own = ALIASES.get(name, name)
+            if own not in known and own in OF_MODELS:
+                raise ConfigError(
+                    f"a call cannot override the option {name!r}; set it on another ChatAgentRT"
+                )
             if own not in known:
                 raise ConfigError(
                     f"unknown option {name!r}; available: {', '.join(known)}. Put other fields of "

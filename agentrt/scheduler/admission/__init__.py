@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from importlib import import_module
+from inspect import isabstract
 
 from agentrt.errors import ConfigError
 from agentrt.scheduler.admission.base import Admission, Admit, Capacity, Keep
@@ -22,7 +23,7 @@ def make_admission(
     """Return the admission policy that the settings name, for one engine; None for ``off``.
 
     A name with a colon, ``package.module:Class``, names a subclass of `Admission` in another
-    package. Raises `ConfigError` if it cannot be loaded.
+    package. Raises `ConfigError` if it cannot be loaded, or is not a complete subclass.
     """
     if config.admission == "off":
         return None
@@ -33,15 +34,16 @@ def make_admission(
 def _load(name: str) -> type[Admission]:
     module, _, attribute = name.partition(":")
     try:
-        admission_class = getattr(import_module(module), attribute)
-    except (ImportError, AttributeError, ValueError) as error:
+        loaded = getattr(import_module(module), attribute)
+    except Exception as error:
         raise ConfigError(
             f"cannot load admission {name!r}: {error}; available: off, {', '.join(_ADMISSIONS)}, "
             "or package.module:Class"
         ) from error
-    if not (isinstance(admission_class, type) and issubclass(admission_class, Admission)):
+    if not (isinstance(loaded, type) and issubclass(loaded, Admission)) or isabstract(loaded):
         raise ConfigError(
-            f"admission {name!r} is not a subclass of Admission; derive it from "
-            "agentrt.scheduler.admission.Admission"
+            f"admission {name!r} is not a complete subclass of "
+            "agentrt.scheduler.admission.Admission; derive it from that class, and implement all "
+            "abstract methods"
         )
-    return admission_class
+    return loaded

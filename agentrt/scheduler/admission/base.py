@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from itertools import islice
 from typing import Any, ClassVar, NamedTuple
@@ -45,7 +45,7 @@ class Keep(NamedTuple):
     tool_of: EngineProgram | None = None
 
 
-class Admission(Part):
+class Admission(Part, ABC):
     """An admission policy. It decides which programs are *resident*: the calls of resident programs
     may run and use the KV cache.
 

@@ -17,6 +17,7 @@ from typing import Any
 from pydantic_core import from_json
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from agentrt.batch.plain import as_json
 from agentrt.errors import ToolError
 from agentrt.executors.chat_api import FIELDS
 from agentrt.interrupts import Tool
@@ -424,7 +425,7 @@ def _hit(entry: Mapping[str, Any]) -> dict[str, Any]:
     url = next(str(entry[name]) for name in _ADDRESSES if entry.get(name))
     title = next((str(entry[name]) for name in _TITLES if entry.get(name)), url)
     rest = {n: v for n, v in entry.items() if n not in (*_ADDRESSES, *_TITLES) and v}
-    texts = [v if isinstance(v, str) else json.dumps(v, ensure_ascii=False) for v in rest.values()]
+    texts = [v if isinstance(v, str) else as_json(v) for v in rest.values()]
     return {
         "type": "web_search_result",
         "url": url,
@@ -460,7 +461,7 @@ def _plain(value: Any) -> str:
         return value
     if isinstance(value, list) and all(isinstance(p, dict) and "type" in p for p in value):
         return "\n".join(str(p.get("text") or f"[{p['type']}]") for p in value)
-    return json.dumps(value, ensure_ascii=False, default=str)
+    return as_json(value)
 
 
 async def find_tools(

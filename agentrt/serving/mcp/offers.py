@@ -96,7 +96,7 @@ def _input_of(program: Program) -> tuple[str, dict[str, Any]]:
     schema: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
     if not program.takes_input:
         return "", schema
-    name = list(inspect.signature(program.function).parameters)[1]
+    name = program.input_name
     schema["properties"][name] = program.input_schema()
     if program.needs_input:
         schema["required"] = [name]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from concurrent.futures import Future
+from itertools import count
 from types import SimpleNamespace
 from typing import Any
 
@@ -474,9 +475,11 @@ def adapter(number: int) -> LoRARequest:
     return LoRARequest(f"adapter{number}", number, f"/{number}")
 
 
-def with_adapter(made: HeadlessEngine, name: str, number: int, tokens: list[int], out: int) -> Any:
-    """Submit a call with a LoRA adapter to an engine that takes one adapter at a time."""
-    made.scheduler.lora_config = SimpleNamespace(max_loras=1)
+def with_adapter(
+    made: HeadlessEngine, name: str, number: int, tokens: list[int], out: int, places: int = 1
+) -> Any:
+    """Submit a call with a LoRA adapter to an engine with ``places`` for adapters."""
+    made.scheduler.lora_config = SimpleNamespace(max_loras=places)
     request = make_request(
         name, tokens, BLOCK_SIZE, max_tokens=out, ignore_eos=True, extra_args=program(name)
     )
@@ -522,6 +525,35 @@ def test_a_stream_of_calls_does_not_keep_an_adapter_out(settings: dict[str, Any]
         after += 1
         with_adapter(made, f"a{number}", 1, prompt(number, 30), 20)
     raise AssertionError(f"the call waited while {after} others ran")
+
+
+@pytest.mark.parametrize("settings", [DEFAULTS, {"policy": "atlas", "beta": 0.5}])
+def test_two_calls_whose_adapters_do_not_fit_both_get_their_turn(settings: dict[str, Any]) -> None:
+    """Streams of calls with two adapters leave no place. When the second stream ends, the first of
+    the two calls gets its place, and then a stream of calls with the same adapter follows.
+    """
+    made = engine(settings, slots=32)
+    numbers, ended = count(), set[str]()
+
+    def step(*streams: str) -> None:
+        for stream in streams:
+            while sum(name.startswith(stream) for name in made.requests) < 10:
+                number = next(numbers)
+                name, loaded, out = f"{stream}{number}", "abc".index(stream) + 1, 10 + number % 13
+                with_adapter(made, name, loaded, prompt(number, 30), out, 2)
+        ended.update(made.step().finished)
+
+    step("a", "b")
+    step("a", "b")
+    with_adapter(made, "first", 3, prompt(10_001, 30), 40, 2)
+    step("a", "b")
+    with_adapter(made, "second", 4, prompt(10_002, 30), 4, 2)
+    first = made.scheduler.core.calls["first"]
+    for _ in range(400):
+        step(*("a" if first.queued else "ac"))
+        if "second" in ended:
+            return
+    raise AssertionError(f"the second call waited while {len(ended)} others ran")
 
 
 def test_calls_with_an_adapter_that_was_there_before_go_on() -> None:

@@ -16,7 +16,7 @@ from langchain_openai import ChatOpenAI
 from agentrt import Runtime
 from agentrt.errors import ConfigError
 from agentrt.integrations.langchain import ChatAgentRT, RuntimeClient
-from agentrt.integrations.langchain.options import OF_CALLS, REFUSED
+from agentrt.integrations.langchain.options import OF_CALLS, OF_MODELS, REFUSED
 from agentrt.integrations.langchain.shared import lend
 from tests.doubles.scripted import ScriptedExecutor
 from tests.integrations.langchain.samples import asked
@@ -100,6 +100,13 @@ async def test_an_option_may_be_the_models_or_a_calls(
     if name in OF_CALLS:
         await ChatAgentRT(runtime=runtime).ainvoke("hello", **{name: value})
         assert asked(executor) == of_model
+
+
+@pytest.mark.parametrize("name", ["api_key", "openai_api_key", *OF_MODELS])
+async def test_a_call_does_not_take_an_option_of_models(runtime: Runtime, name: str) -> None:
+    options: dict[str, Any] = {name: "other"}
+    with pytest.raises(ConfigError, match=f"a call cannot override the option '{name}'; set it on"):
+        await ChatAgentRT(runtime=runtime).ainvoke("hello", **options)
 
 
 async def test_other_fields_of_vllm_are_options_too(

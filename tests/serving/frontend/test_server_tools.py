@@ -209,6 +209,8 @@ async def test_the_limit_of_an_answer_holds_for_all_its_calls(stream: bool) -> N
         ("web_search_20250305", "", None),
         ("web_fetch_20250910", "The page.", "The page."),
         ("code_execution_20250825", {"stdout": "4"}, "4"),
+        ("web_fetch_20250910", {("high", 1): "at noon"}, "at noon"),
+        ("web_search_20250305", [{"url": "https://a.example", "tides": {"at noon"}}], "at noon"),
     ],
 )
 async def test_results_of_any_form_are_read(kind: str, value: Any, text: str | None) -> None:

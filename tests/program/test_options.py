@@ -1,0 +1,63 @@
+"""Options of a call that cannot be used: each is named, with its value and what is allowed."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from agentrt import Context, Reply, Runtime, program
+from agentrt.contexts import json_schema
+from agentrt.errors import ConfigError
+from tests.doubles.scripted import ScriptedExecutor
+
+
+class Opaque:
+    """A class that has no JSON schema."""
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"temperature": "hot"}, "temperature must be a number, got 'hot'"),
+        ({"temperature": -1}, "temperature must be at least 0, got -1"),
+        ({"temperature": math.nan}, "temperature must be at least 0, got nan"),
+        ({"max_tokens": "10"}, "max_tokens must be a number, got '10'"),
+        ({"frequency_penalty": "low"}, "frequency_penalty must be a number, got 'low'"),
+        ({"presence_penalty": 3}, "presence_penalty must be from -2 to 2, got 3"),
+        ({"stop": 5}, "stop must be a string or several strings, got 5"),
+        ({"tools": 5}, "tools must be a list of functions, Tools or ToolSpecs, got 5"),
+        ({"tools": [5]}, "5 cannot be a tool: .*; pass a Python function"),
+        ({"schema": 5}, "schema: 5 has no JSON schema"),
+        ({"schema": Opaque}, "Opaque'> has no JSON schema; use a pydantic model"),
+        ({"extra_body": "seed"}, "extra_body must be a mapping of further fields"),
+        ({"ask": 5}, "the prompt must be a text, a reply or a list of messages, got 5"),
+    ],
+)
+async def test_a_wrong_option_of_a_call_is_named_with_its_value(
+    options: dict[str, Any], message: str
+) -> None:
+    @program
+    async def agent(ctx: Context) -> None:
+        await ctx.llm(**{"ask": "Tell.", **options})
+
+    async with Runtime(ScriptedExecutor()) as runtime:
+        with pytest.raises(ConfigError, match=message):
+            await runtime.start(agent).wait()
+
+
+async def test_options_that_are_none_have_their_defaults() -> None:
+    @program
+    async def agent(ctx: Context) -> str:
+        unset: dict[str, Any] = dict.fromkeys(("temperature", "top_p", "frequency_penalty", "stop"))
+        reply: Reply = await ctx.llm("Tell.", **unset)
+        return reply.text
+
+    async with Runtime(ScriptedExecutor(lambda call: "tea")) as runtime:
+        assert await runtime.start(agent).wait() == "tea"
+
+
+def test_a_type_without_a_json_schema_is_not_a_constraint() -> None:
+    with pytest.raises(ConfigError, match="has no JSON schema"):
+        json_schema(Opaque)
