@@ -11,7 +11,7 @@ import pytest
 from agentrt.lab.engine.step_time import StepWork
 from benchmarks.__main__ import call
 from benchmarks.cells import Cell, Measured
-from benchmarks.external import GPUS, Jobs, cells, errors, figures, table, verdict
+from benchmarks.external import GPUS, GpuLoad, Jobs, cells, errors, figures, table, verdict
 from benchmarks.workloads import agents
 from benchmarks.workloads.agents import LONGEST
 
@@ -116,10 +116,15 @@ def test_the_tokens_of_a_step_are_those_of_the_option(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["--quick", "--policy", "stock", "--jobs", "1", "--max-num-batched-tokens", "512"]
-    seen = []
+    seen: list[GpuLoad] = []
     load = Jobs.load
+
+    def loaded(jobs: Jobs, seed: int) -> GpuLoad:
+        seen.append(load(jobs, seed))
+        return seen[-1]
+
     monkeypatch.setattr(agents, "JOBS", 1)
-    monkeypatch.setattr(Jobs, "load", lambda jobs, seed: seen.append(load(jobs, seed)) or seen[-1])
+    monkeypatch.setattr(Jobs, "load", loaded)
     assert call(["external", *words]) == 0
     assert {each.options.max_num_batched_tokens for each in seen} == {512}
 
