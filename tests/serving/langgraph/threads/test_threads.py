@@ -48,3 +48,10 @@ async def test_items_have_exact_times_in_the_order_of_their_writes(
     assert times == sorted(set(times))
     again = await client.store.get_item([root], "k0")
     assert (again["created_at"], again["updated_at"]) == (created[0], updated[0])
+
+
+async def test_a_preference_may_have_any_case(client: LangGraphClient) -> None:
+    thread = await client.threads.create()
+    headers = {"Prefer": "Return=Minimal"}
+    changed = await client.threads.update(thread["thread_id"], metadata={}, headers=headers)
+    assert changed is None, "an answer without content"
