@@ -68,12 +68,6 @@ class EventStream:
             return run is self.program
         return self.tenant is None or run.row.tenant == self.tenant
 
-    async def stream(self) -> AsyncIterator[ServerSentEvent]:
-        """Yield the events for a new reader."""
-        with self.log.readers.opened(self.wants) as reader:
-            async for event in self.events(reader):
-                yield event
-
     async def events(self, reader: ChangeReader) -> AsyncIterator[ServerSentEvent]:
         """Yield the events for ``reader``."""
         view = await self.poller.fresh(_VIEW_S)
