@@ -174,8 +174,11 @@ class ResponseStore:
         loaded = await rows.load(tenant, response_id)
         if loaded is None:
             return None
+        if (kept := self.get(tenant, response_id)) is not None:
+            return kept  # another request has loaded it meanwhile
         finished, items = loaded
         own = self._tenants.setdefault(tenant, _TenantResponses())
+        own.remove(response_id)  # it is still there if it has expired in memory
         kept = own.kept[response_id] = StoredResponse(self._clock(), finished.model)
         own.complete(kept, finished, items)
         self._grow(tenant, response_id, finished.size)
