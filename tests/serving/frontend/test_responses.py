@@ -84,6 +84,15 @@ def test_size_is_bounded_for_each_tenant(now: list[float], monkeypatch: pytest.M
     assert [handler.has("a", "two"), handler.has("b", "three")] == [True, True]
 
 
+def test_tenants_without_recent_responses_are_forgotten(now: list[float]) -> None:
+    store, handler = attached(now)
+    for number in range(10):
+        now[0] = number * responses.KEPT_S / 2
+        handler.put(f"tenant-{number}", "resp-1")
+    assert store.tenants() == 3
+    assert handler.has("tenant-7", "resp-1")
+
+
 class OneRow:
     """A database with one response of 40 bytes, which all readers get at the same moment."""
 
