@@ -42,6 +42,9 @@ Cancellation and preemption are not errors.
 
 from __future__ import annotations
 
+import re
+from urllib.parse import urlsplit
+
 from agentrt.former import former_names
 
 
@@ -60,6 +63,36 @@ def first_of(error: BaseException) -> BaseException:
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error
+
+
+_SECRET = re.compile(r"([?&][\w.-]*(?:password|token|secret|api[-_]?key)=)[^&#]*", re.IGNORECASE)
+
+
+def shown_url(url: str) -> str:
+    """Return a URL for a message, without its user, its password and the secrets among its
+    parameters, also if the URL is invalid.
+    """
+    scheme, mark, rest = url.partition("://")
+    if not mark:
+        scheme, rest = "", url
+    _, at, place = rest.rpartition("@")
+    if at:
+        rest = f"…@{place}"
+    return _SECRET.sub(r"\1…", f"{scheme}{mark}{rest}")
+
+
+def url_fault(url: str) -> str | None:
+    """Return why a URL cannot be read; None if it can be read. The text has no part of the URL,
+    because the errors of libraries quote parts of an invalid URL that may belong to a password.
+    """
+    try:
+        urlsplit(url).port  # noqa: B018 - raises for a port that is not a number
+    except ValueError:
+        return (
+            "its port is not a number, or a character of its user, its password or its host must "
+            "be written as %XX, such as %2F for /"
+        )
+    return None
 
 
 class AgentrtError(Exception):

@@ -18,7 +18,7 @@ from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import getproxies_environment
 
-from agentrt.errors import ConfigError
+from agentrt.errors import ConfigError, shown_url, url_fault
 
 _SCHEMES = ("http", "https", "socks5", "socks5h")
 _PORTS = {"http": 80, "https": 443}
@@ -29,8 +29,11 @@ def client_options(url: str) -> dict[str, Any]:
     """Return the options of an ``httpx`` or ``httpx2`` client for ``url``: ``proxy``, ``verify``,
     and ``trust_env``, which is False.
 
-    Raises `ConfigError`, which names the variable, if a variable that ``url`` needs is invalid.
+    Raises `ConfigError` for a URL that cannot be read, and for an invalid variable that ``url``
+    needs. The message names the variable.
     """
+    if (fault := url_fault(url)) is not None:
+        raise ConfigError(f"{shown_url(url)!r} is not a URL: {fault}")
     return {"trust_env": False, "proxy": proxy_for(url), "verify": certificates(url)}
 
 
@@ -174,11 +177,10 @@ def _checked(name: str, proxy: str) -> str:
     use this proxy.
     """
     advice = f"set {name} to http://HOST:PORT, or unset it"
-    try:
-        parts = urlsplit(proxy)
-        has_host = bool(parts.hostname) and parts.port != 0
-    except ValueError as error:
-        raise ConfigError(f"{name}={_shown(name)}: {error}; {advice}") from error
+    if (fault := url_fault(proxy)) is not None:
+        raise ConfigError(f"{name}={_shown(name)}: {fault}; {advice}")
+    parts = urlsplit(proxy)
+    has_host = bool(parts.hostname) and parts.port != 0
     if parts.scheme.lower() not in _SCHEMES or not has_host:
         known = ", ".join(f"{scheme}://" for scheme in _SCHEMES)
         raise ConfigError(
@@ -195,10 +197,7 @@ def _checked(name: str, proxy: str) -> str:
 
 def _shown(name: str) -> str:
     """Return the value of the variable ``name`` in quotes, without the user and the password."""
-    value = os.environ.get(name, "")
-    start, at, end = value.rpartition("@")
-    scheme, mark, _ = start.partition("://")
-    return repr(f"{scheme}{mark}…@{end}" if at and mark else value if not at else f"…@{end}")
+    return repr(shown_url(os.environ.get(name, "")))
 
 
 def certificates(url: str) -> ssl.SSLContext | bool:

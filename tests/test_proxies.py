@@ -101,7 +101,7 @@ def test_addresses_of_other_machines(host: str) -> None:
     ("name", "value", "words"),
     [
         ("ALL_PROXY", "socks://127.0.0.1:9/", "begins with http://, https://, socks5://"),
-        ("http_proxy", "http://127.0.0.1:port", "Port could not be cast"),
+        ("http_proxy", "http://127.0.0.1:port", "its port is not a number"),
         ("HTTP_PROXY", "http://", "begins with http://"),
         ("all_proxy", "ftp://10.0.0.1", "begins with http://"),
     ],
@@ -117,6 +117,21 @@ def test_a_proxy_that_cannot_be_used_is_named(
     assert words in text
     assert text.endswith(f"set {name} to http://HOST:PORT, or unset it")
     assert environment_fault(FAR) == text
+
+
+@pytest.mark.parametrize("password", ["secret/x", "[secret]", "secret\u2100"])
+def test_the_password_of_a_proxy_or_a_server_is_not_shown(
+    monkeypatch: pytest.MonkeyPatch, password: str
+) -> None:
+    """Not even if a character of it cannot be in a URL, so that a part of it looks like a port."""
+    url = f"ftp://user:{password}@10.0.0.1"
+    with pytest.raises(ConfigError, match=r"'ftp://…@10.0.0.1' is not a URL: ") as raised:
+        client_options(url)
+    assert "secret" not in str(raised.value)
+    monkeypatch.setenv("ALL_PROXY", url)
+    with pytest.raises(ConfigError, match=r"ALL_PROXY='ftp://…@10.0.0.1': ") as raised:
+        client_options(FAR)
+    assert "secret" not in str(raised.value)
 
 
 def test_socks_needs_a_package(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from agentrt.request.text import ReadsAsText
@@ -13,45 +14,41 @@ _MOST_BITS = 4096
 _DEEPEST = 100
 
 
-def tidy(value: Any, around: tuple[int, ...] = ()) -> Any:
-    """Return ``value`` with text as the keys of all mappings. Parts that contain themselves or are
-    nested too deeply are replaced by ``…``. Whole numbers of more than 4096 bits become
-    hexadecimal text.
+def tidy(value: Any, *, replies_as_text: bool = False, around: tuple[int, ...] = ()) -> Any:
+    """Convert a value, and everything inside it, to values that `json.dumps` can write.
+
+    The keys of all mappings become texts. Values of other classes become their fields or their
+    text; with ``replies_as_text``, a model's reply becomes its text. Parts that contain themselves
+    or are nested too deeply are replaced by ``…``. Whole numbers of more than 4096 bits become
+    hexadecimal text. ``around`` has the ids of the values that contain ``value``.
     """
     if isinstance(value, int) and value.bit_length() > _MOST_BITS:
         return hex(value)  # Python refuses to write very large numbers in decimal
-    if not isinstance(value, Mapping | list | tuple):
+    if value is None or isinstance(value, str | int | float):
         return value
     if id(value) in around or len(around) > _DEEPEST:
         return "…"
-    inner = (*around, id(value))
-    if isinstance(value, Mapping):
-        return {_text(key): tidy(item, inner) for key, item in value.items()}
-    return [tidy(item, inner) for item in value]
-
-
-def plain(value: Any) -> Any:
-    """Convert a value that JSON cannot represent to a value that JSON can represent. Pass this
-    function to `json.dumps` as ``default``.
-    """
+    if replies_as_text and isinstance(value, ReadsAsText):
+        return value.text
+    within = partial(tidy, replies_as_text=replies_as_text, around=(*around, id(value)))
     try:
-        return tidy(_plain(value))
+        plain = value if isinstance(value, Mapping | list | tuple) else _plain(value)
+        if isinstance(plain, Mapping):
+            return {_text(key): within(item) for key, item in plain.items()}
+        if isinstance(plain, list | tuple):
+            return [within(item) for item in plain]
+        return within(plain)
     except Exception:  # the code of its class may raise any error
         return _text(value)
 
 
-def readable(value: Any) -> Any:
-    """Convert a model's reply to its text, and any other value as `plain` does."""
-    return value.text if isinstance(value, ReadsAsText) else plain(value)
-
-
 def as_json(value: Any) -> str:
     """Return any value as one line of standard JSON, with NaN and infinity as texts."""
+    plain = tidy(value, replies_as_text=True)
     try:
-        return json.dumps(tidy(value), default=readable, ensure_ascii=False, allow_nan=False)
+        return json.dumps(plain, ensure_ascii=False, allow_nan=False)
     except ValueError:
-        text = json.dumps(tidy(value), default=readable)
-        return json.dumps(json.loads(text, parse_constant=str), ensure_ascii=False)
+        return json.dumps(json.loads(json.dumps(plain), parse_constant=str), ensure_ascii=False)
 
 
 def _text(value: Any) -> str:

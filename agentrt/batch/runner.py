@@ -49,7 +49,7 @@ from agentrt.journal.store import SQLiteStore
 from agentrt.runtime import Runtime
 from agentrt.runtime.durable import Durable
 from agentrt.runtime.events import Event, NodeStarted
-from agentrt.runtime.run import Run, RunState
+from agentrt.runtime.run import Run, RunState, cancel_until_ended
 from agentrt.runtime.tokens import TokenLog
 from agentrt.scheduler.config import BATCH_SCHEDULER, SchedulerConfig
 
@@ -65,8 +65,6 @@ _FATAL = (EngineDiedError, EngineStartError, JournalWriteError)
 """Errors that end the batch instead of becoming a result. The batch can be resumed when the cause
 of the error is removed.
 """
-_AGAIN_S = 5.0
-"""Seconds after which a program that has ignored a cancellation is cancelled again."""
 _LINES = 1000
 """Maximum number of lines that are written together for samples that were not begun."""
 _PLAIN = re.compile(r"[A-Za-z0-9_.-]{1,64}")
@@ -202,8 +200,7 @@ class Batch:
         self._stopped[item_id] = below
         for live in self._live.values():
             if live.item.id == item_id and live.sample < below and live.over is None:
-                live.over = "stop-when"
-                self._cancel(live.run)
+                self._stop(live, "stop-when")
 
     def forget_item(self, item_id: str) -> None:
         """Release the memory of an item whose samples have all ended."""
@@ -400,8 +397,7 @@ class Batch:
         live = _Live(item, work.sample, run, began)
         self._live[run.id] = live
         if self._is_stopped(item, work.sample):
-            live.over = "stop-when"
-            run.cancel()
+            self._stop(live, "stop-when")
         try:
             await self._until_ended(live)
         finally:
@@ -415,16 +411,12 @@ class Batch:
 
     async def _until_ended(self, live: _Live) -> None:
         assert live.run.task is not None
-        limit = self._settings.limits.timeout
-        while not live.run.task.done():
-            wait_s: float | None = _AGAIN_S
-            if live.over is None:
-                wait_s = None if limit is None else live.began + limit - time.monotonic()
-            _, late = await asyncio.wait([live.run.task], timeout=wait_s and max(0.0, wait_s))
+        if (limit := self._settings.limits.timeout) is not None:
+            rest_s = max(0.0, live.began + limit - time.monotonic())
+            _, late = await asyncio.wait([live.run.task], timeout=rest_s)
             if late and live.over is None:
-                live.over = "timeout"
-            if late:
-                live.run.cancel()
+                self._stop(live, "timeout")
+        await asyncio.wait([live.run.task])
 
     async def _leave(self, run: Run) -> None:
         """Cancel a run without recording its end, because the batch or this process ends. The next
@@ -432,7 +424,7 @@ class Batch:
         """
         assert run.task is not None
         run.left = True
-        run.cancel()
+        cancel_until_ended(run)
         await asyncio.wait([run.task])
 
     async def _read(self, live: _Live, work: _SampleWork, run_id: str) -> Result:
@@ -561,16 +553,21 @@ class Batch:
             return
         if event.node.kind is NodeKind.CALL:
             # Also check a program that continues although it was stopped.
-            live.over = live.over or self._settings.limits.at_call(live.run)
-            if live.over is not None:
+            over = live.over or self._settings.limits.at_call(live.run)
+            if over is not None:
                 live.refused += 1
-                self._cancel(live.run)
+                self._stop(live, over)
 
-    def _cancel(self, run: Run) -> None:
+    def _stop(self, live: _Live, over: Over) -> None:
+        """Stop a run, or cancel a run that continues although it was stopped. May be called in any
+        thread.
+        """
+        cancel = partial(cancel_until_ended, live.run) if live.over is None else live.run.cancel
+        live.over = live.over or over
         if threading.get_ident() == self._thread:
-            run.cancel()
+            cancel()
         else:
-            self._loop.call_soon_threadsafe(run.cancel)
+            self._loop.call_soon_threadsafe(cancel)
 
     def _stop_stragglers(self) -> None:
         share = self._settings.stop_when
@@ -580,8 +577,7 @@ class Batch:
             self._stopping = True
             for live in self._live.values():
                 if live.over is None:
-                    live.over = "stop-when"
-                    self._cancel(live.run)
+                    self._stop(live, "stop-when")
 
 
 _OVER: Mapping[Over, str] = {

@@ -329,25 +329,28 @@ def _served(url: str, model: str | None, key: str | None) -> ServedModel:
     """
     from agentrt.cli.faults import RefusedError
     from agentrt.cli.questions import ask_server
-    from agentrt.errors import UsageError
+    from agentrt.errors import UsageError, shown_url
 
     base = (url if "://" in url else f"http://{url}").rstrip("/").removesuffix("/v1")
     listed = ask_server(base, key, "GET", "models")
     cards = listed.get("data") if isinstance(listed, dict) else None
     if not isinstance(cards, list) or not all(isinstance(c, dict) and "id" in c for c in cards):
         raise RefusedError(
-            f"{base} does not list models like an agentrt server; check the address and the port"
+            f"{shown_url(base)} does not list models like an agentrt server; check the address "
+            "and the port"
         )
     if not cards:
         raise RefusedError(
-            f"{base} serves no model; start the server with: agentrt serve --model NAME"
+            f"{shown_url(base)} serves no model; start the server with: agentrt serve --model NAME"
         )
     for card in cards:
         if model in (None, card["id"]):
             break
     else:
         names = ", ".join(card["id"] for card in cards)
-        raise UsageError(f"--model {model!r}: {base} does not serve this model; it serves {names}")
+        raise UsageError(
+            f"--model {model!r}: {shown_url(base)} does not serve this model; it serves {names}"
+        )
     window = card.get("max_model_len")
     if not isinstance(window, int) or window < 1:
         raise RefusedError(

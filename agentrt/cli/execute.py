@@ -26,7 +26,7 @@ from agentrt.executors.vllm.options import EngineOptions
 from agentrt.graph import NodeKind
 from agentrt.runtime import Runtime
 from agentrt.runtime.events import Event, NodeStarted
-from agentrt.runtime.run import Run, RunReport
+from agentrt.runtime.run import Run, RunReport, cancel_until_ended
 from agentrt.serving.questions.server_questions import ServerQuestions
 
 
@@ -283,7 +283,7 @@ async def _finish(run: Run, job: Job) -> None:
     _, late = await asyncio.wait([run.task], timeout=job.timeout)
     if late:
         job.timed_out.add(run.id)
-        run.cancel()
+        cancel_until_ended(run)
         await asyncio.wait(late)
 
 

@@ -79,7 +79,9 @@ def ls(url: str, api_key: str | None, run: str | None, thread: str | None, as_js
     if as_json:
         click.echo(json.dumps(open_questions))
     elif not open_questions:
-        click.echo(f"no questions are open at {url}", err=True)
+        from agentrt.errors import shown_url
+
+        click.echo(f"no questions are open at {shown_url(url)}", err=True)
     else:
         click.echo("".join(map(_listed, open_questions)), nl=False)
 
@@ -138,9 +140,13 @@ def ask_server(url: str, key: str | None, method: str, path: str, **request: Any
     import httpx
 
     from agentrt.cli.faults import RefusedError
-    from agentrt.errors import UsageError
+    from agentrt.errors import UsageError, shown_url, url_fault
     from agentrt.proxies import client_options
 
+    shown = shown_url(url)
+    advice = "write an address such as http://127.0.0.1:8000"
+    if (fault := url_fault(url)) is not None:
+        raise UsageError(f"--url {shown!r} is not an address of a server ({fault}); {advice}")
     base = url.rstrip("/").removesuffix("/v1").removesuffix("/dashboard")
     if key is not None and not (key.isascii() and key.isprintable()):
         raise UsageError("--api-key: invalid API key; a key has only printable ASCII characters")
@@ -155,19 +161,18 @@ def ask_server(url: str, key: str | None, method: str, path: str, **request: Any
         )
     except (httpx.InvalidURL, httpx.UnsupportedProtocol, UnicodeError) as error:
         raise UsageError(
-            f"--url {url!r} is not an address of a server ({str(error).rstrip('.')}); write an "
-            "address such as http://127.0.0.1:8000"
+            f"--url {shown!r} is not an address of a server ({str(error).rstrip('.')}); {advice}"
         ) from error
     except httpx.HTTPError as error:
         raise RefusedError(
-            f"no server answers at {url}: {_cause(error)}; start 'agentrt serve' there, or set "
+            f"no server answers at {shown}: {_cause(error)}; start 'agentrt serve' there, or set "
             "another address with --url or AGENTRT_URL"
         ) from error
     if response.is_success:
-        return _json_of(response, url)
+        return _json_of(response, shown)
     why = _why(response)
     if response.status_code == httpx.codes.UNAUTHORIZED:
-        raise UsageError(f"{url}: {why}; set the key with --api-key or AGENTRT_API_KEY")
+        raise UsageError(f"{shown}: {why}; set the key with --api-key or AGENTRT_API_KEY")
     is_usage = response.status_code in (400, 403, 404, 413, 422)
     raise (UsageError if is_usage else RefusedError)(why)
 
@@ -179,21 +184,23 @@ def _cause(error: Exception) -> str:
 
 def _why(response: httpx.Response) -> str:
     """Return the error message in the server's answer, by default a message with its status."""
+    from agentrt.errors import shown_url
+
     try:
         return str(response.json()["error"]["message"])
     except (ValueError, KeyError, TypeError):
         return (
-            f"{response.url} answers with status {response.status_code}, unlike an agentrt "
-            "server; check the address and the port"
+            f"{shown_url(str(response.url))} answers with status {response.status_code}, unlike an "
+            "agentrt server; check the address and the port"
         )
 
 
-def _json_of(response: httpx.Response, url: str) -> Any:
+def _json_of(response: httpx.Response, shown: str) -> Any:
     from agentrt.cli.faults import RefusedError
 
     try:
         return response.json()
     except ValueError as error:
         raise RefusedError(
-            f"{url} does not answer like an agentrt server; check the address and the port"
+            f"{shown} does not answer like an agentrt server; check the address and the port"
         ) from error

@@ -10,7 +10,7 @@ from typing import Any
 import click
 from rich.console import Console
 
-from agentrt.batch.plain import plain, readable, tidy
+from agentrt.batch.plain import tidy
 from agentrt.cli.engine_log import EngineLog
 from agentrt.cli.execute import CommandOutcome, Job
 from agentrt.cli.faults import INTERRUPTED, branch_code, place_of, program_fault, summary
@@ -51,7 +51,7 @@ def conclude(
         if isinstance(run.error, BrokenPipeError) and reader_left():
             raise run.error  # the reader has closed our output, as `| head` does
     if as_json:
-        click.echo(json.dumps(to_json(outcome), default=plain, ensure_ascii=False))
+        click.echo(json.dumps(to_json(outcome), default=tidy, ensure_ascii=False))
     else:
         _print_results(outcome.runs)
         print_report(outcome, console)
@@ -99,7 +99,7 @@ def _as_text(result: Any) -> str:
         text = getattr(result["messages"][-1], "text", "")
         if isinstance(text, str) and text:
             return str(text)
-    return json.dumps(tidy(result), default=readable, ensure_ascii=False)
+    return json.dumps(tidy(result, replies_as_text=True), ensure_ascii=False)
 
 
 def _fault(run: Run, job: Job, log: EngineLog) -> str:
@@ -156,7 +156,7 @@ def to_json(outcome: CommandOutcome) -> dict[str, Any]:
     return {
         "results": [tidy(run.result) for run in outcome.runs],
         "programs": programs,
-        "interrupts": [dataclasses.asdict(question) for question in outcome.questions],
+        "interrupts": [tidy(question) for question in outcome.questions],
         "outside_calls": outcome.outside_calls,
         "engine": dict(outcome.engine),
         "policy": outcome.policy,

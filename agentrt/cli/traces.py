@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 from urllib.parse import urlsplit
 
-from agentrt.errors import ConfigError
+from agentrt.errors import ConfigError, shown_url, url_fault
 from agentrt.executors.base import Executor
 from agentrt.extras import install_command
 from agentrt.runtime import Runtime
@@ -27,10 +27,12 @@ def read_traces(endpoint: str | None, flags: Sequence[str]) -> str | None:
         endpoint = words[words.index(FLAG) + 1]
     if endpoint is None:
         return None
-    parts = urlsplit(endpoint)
-    if not (parts.scheme and parts.netloc):
+    fault = url_fault(endpoint)
+    if fault is not None or not all(urlsplit(endpoint)[:2]):
+        reason = "" if fault is None else f": {fault}"
         raise ConfigError(
-            f"{FLAG} {endpoint!r} is not a URL; write one such as http://127.0.0.1:4317"
+            f"{FLAG} {shown_url(endpoint)!r} is not a URL{reason}; write one such as "
+            "http://127.0.0.1:4317"
         )
     if importlib.util.find_spec("opentelemetry.exporter") is None:
         raise ConfigError(f"{FLAG} needs OpenTelemetry; run: {install_command('otel')}")

@@ -67,9 +67,9 @@ class SavedContexts:
             raise UnknownContextError(f"unknown saved context {name!r}; available: {names}")
         return own[name]
 
-    def has(self, tenant: str, name: str) -> bool:
-        """Return whether the tenant has saved a context with this name."""
-        return name in self._kept.get(tenant, {})
+    def get(self, tenant: str, name: str) -> SavedContext | None:
+        """Return the context that the tenant has saved with this name; None if there is none."""
+        return self._kept.get(tenant, {}).get(name)
 
     def forget(self, tenant: str, name: str) -> None:
         """Remove a saved context. Raises `UnknownContextError` if the tenant has saved no context

@@ -183,16 +183,19 @@ class _Output:
         return new
 
     async def whole(self) -> SteeredPiece:
-        """Return the last piece, with the replies of all calls as one reply."""
+        """Return the last piece, with the replies of all calls as one reply, which has the node
+        and the run of the last call.
+        """
         text = await self._new_text(last=True)
         has_logprobs = (self.spec.sampling or Sampling()).logprobs is not None
-        reply = Reply(
-            self.text,
-            self.finish_reason or "stop",
+        reply = replace(
+            self.replies[-1] if self.replies else Reply(""),
+            text=self.text,
+            finish_reason=self.finish_reason or "stop",
             token_ids=tuple(self.ids),
             token_logprobs=tuple(self.logprobs[: len(self.ids)]) if has_logprobs else (),
             report=_together([reply.report for reply in self.replies]),
-            node=self.replies[-1].node if self.replies else -1,
+            tokens=tuple(tokens for reply in self.replies for tokens in reply.tokens),
         )
         return SteeredPiece(text, reply=reply)
 

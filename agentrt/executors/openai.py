@@ -16,6 +16,7 @@ from agentrt.errors import (
     EngineError,
     EngineStartError,
     PromptTooLongError,
+    shown_url,
 )
 from agentrt.executors.base import Chunk, Executor, Progress
 from agentrt.executors.chat_api import Answer
@@ -74,6 +75,10 @@ class OpenAIEndpoint(Executor):
     def info(self) -> ExecutorInfo:
         return ExecutorInfo((self.model,) if self.model else (), images=self.images)
 
+    @property
+    def _shown(self) -> str:
+        return shown_url(self.base_url)
+
     # -- life --------------------------------------------------------------------------
 
     async def start(self, progress: Progress) -> None:
@@ -84,10 +89,10 @@ class OpenAIEndpoint(Executor):
                 f"an OpenAI endpoint needs the package openai ({error}); run: "
                 f"{install_command('remote')}"
             ) from error
-        progress(f"asking {self.base_url} for its models")
+        progress(f"asking {self._shown} for its models")
         http = DefaultAsyncHttpxClient(**client_options(self.base_url))
         self._client = AsyncOpenAI(base_url=self.base_url, http_client=http, **self._client_options)
-        self.model = _choose(self.base_url, self.model, await self._models())
+        self.model = _choose(self._shown, self.model, await self._models())
         progress("the engine is ready")
 
     async def _models(self) -> list[str]:
@@ -97,12 +102,12 @@ class OpenAIEndpoint(Executor):
             return [model.id async for model in self._running().models.list()]
         except openai.APIConnectionError as error:
             raise EngineStartError(
-                f"nothing answers at {self.base_url} ({_cause(error)}); start the server, or "
+                f"nothing answers at {self._shown} ({_cause(error)}); start the server, or "
                 "change base_url"
             ) from error
         except openai.APIStatusError as error:
             raise EngineStartError(
-                f"{self.base_url} does not list its models: {_reason(error)}; check base_url and "
+                f"{self._shown} does not list its models: {_reason(error)}; check base_url and "
                 "the API key"
             ) from error
 
@@ -128,7 +133,7 @@ class OpenAIEndpoint(Executor):
                         yield Chunk(piece, output=answer)
         except openai.APIConnectionError as error:
             raise EngineDiedError(
-                f"the connection to {self.base_url} was lost during call {call.call_id}: "
+                f"the connection to {self._shown} was lost during call {call.call_id}: "
                 f"{_cause(error)}; check that the server still runs"
             ) from error
         except openai.APIStatusError as error:
@@ -164,7 +169,7 @@ class OpenAIEndpoint(Executor):
 
     def _running(self) -> AsyncOpenAI:
         if self._client is None:
-            raise EngineDiedError(f"the endpoint {self.base_url} was not started, or was closed")
+            raise EngineDiedError(f"the endpoint {self._shown} was not started, or was closed")
         return self._client
 
 
@@ -188,14 +193,14 @@ def _report(usage: Mapping[str, Any], seconds: float) -> CallReport:
 # -- errors --------------------------------------------------------------------------------
 
 
-def _choose(base_url: str, model: str, served: list[str]) -> str:
+def _choose(endpoint: str, model: str, served: list[str]) -> str:
     if model in served:
         return model
     names = ", ".join(served) or "no model at all"
     if model:
-        raise ConfigError(f"{base_url} does not serve model {model!r}; it serves {names}")
+        raise ConfigError(f"{endpoint} does not serve model {model!r}; it serves {names}")
     if not served:
-        raise EngineStartError(f"{base_url} serves {names}; start a model there first")
+        raise EngineStartError(f"{endpoint} serves {names}; start a model there first")
     return served[0]
 
 

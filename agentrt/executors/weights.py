@@ -65,7 +65,8 @@ async def update_engines(
     out; the code that starts it again must load the weights. Raises `ConfigError` if an engine
     cannot update its weights, `WeightsError` if the engines cannot use the folder, `EngineError` if
     an engine could not load it, and `EngineDiedError` if no engine is left. After an error, all
-    engines that are alive have their old weights.
+    engines that are alive have their old weights. If the task is cancelled while the engines load
+    the weights, this function returns, and `CancelledError` is raised where the task next waits.
     """
     old = engines[0].weights
     marks, engines = await _survivors(engines, lambda each: each.check_weights(folder))

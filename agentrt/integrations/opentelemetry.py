@@ -3,7 +3,8 @@
 If the semantic conventions for generative AI define a name for an attribute, the attribute has this
 name. The names of all other attributes begin with ``agentrt.``. The span of a node has a link to
 the span of each parent of the node, so these links are the edges of the execution DAG. The engine's
-spans are children of the spans of its calls.
+spans are children of the spans of its calls. Spans have no texts of programs, such as prompts and
+questions, except for the messages of errors.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from opentelemetry.trace import (
 )
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from agentrt.errors import ConfigError, text_of
+from agentrt.errors import ConfigError, shown_url, text_of
 from agentrt.executors.base import Chunk, Executor, ForwardingExecutor
 from agentrt.executors.info import display_name
 from agentrt.graph import Node, NodeKind, NodeState
@@ -167,14 +168,17 @@ class ProgramTracer:
 
     def _node(self, program: _ProgramSpans, node: Node) -> Span:
         above, current = trace.set_span_in_context(program.span), trace.get_current_span()
-        before = [program.places[parent] for parent in node.parents]
+        # Nodes that were read from a journal have no spans, because they ran in an earlier process.
+        places = program.places
+        before = [places[parent] for parent in node.parents if parent in places]
         if current.get_span_context().is_valid:
             above = otel.get_current()
             if current.get_span_context().is_remote:
                 before.append(program.span.get_span_context())
         operation = _OPERATIONS.get(node.kind, str(node.kind))
         return self._tracer.start_span(
-            f"{operation} {node.name}",
+            # A question is named after its text.
+            operation if node.kind is NodeKind.HUMAN else f"{operation} {node.name}",
             above,
             SpanKind.CLIENT if node.kind is NodeKind.CALL else SpanKind.INTERNAL,
             {
@@ -197,7 +201,9 @@ def _end(program: _ProgramSpans, span: Span, node: Node) -> None:
     if node.interrupt is not None:
         span.set_attribute("agentrt.attempts", node.interrupt.attempt)
     if node.state in (NodeState.FAILED, NodeState.EXPIRED):
-        span.set_status(Status(StatusCode.ERROR, node.error))
+        # The errors of a question quote its text.
+        message = str(node.state) if node.kind is NodeKind.HUMAN else node.error
+        span.set_status(Status(StatusCode.ERROR, message))
     assert node.ended_at is not None
     span.end(program.ns(node.ended_at))
 
@@ -308,6 +314,6 @@ def _exporter(endpoint: str) -> SpanExporter:
         return HTTPSpanExporter(endpoint)
     except Exception as error:  # each variable of the library raises errors of its own
         raise ConfigError(
-            f"traces cannot be sent to {endpoint}: {error}; check the variables that begin with "
-            "OTEL_EXPORTER_OTLP"
+            f"traces cannot be sent to {shown_url(endpoint)}: {error}; check the variables that "
+            "begin with OTEL_EXPORTER_OTLP"
         ) from error

@@ -27,8 +27,8 @@ class ToolContext(Protocol):
         ``schema``; without a schema, the answer is a text.
 
         A function that is not async can call ``asyncio.run(context.ask(…))``. The tool's timeout
-        includes the wait. Raises an error if no human can be asked. On an MQTT worker, raises
-        `QuestionClosedError` if the tool's call has ended.
+        includes the wait. Raises an error if no human can be asked. In a thread and on an MQTT
+        worker, raises `QuestionClosedError` if the tool's call has ended.
         """
 
 

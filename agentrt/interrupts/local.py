@@ -11,7 +11,7 @@ from functools import partial
 from queue import SimpleQueue
 from typing import Any
 
-from agentrt.errors import ToolFailedError, text_of
+from agentrt.errors import QuestionClosedError, ToolFailedError, text_of
 from agentrt.graph import Progress
 from agentrt.interrupts.context import ToolContext, context_parameter
 from agentrt.interrupts.tool import ToolRequest, ToolTransport
@@ -93,7 +93,7 @@ class ThreadTransport(ToolTransport):
     """The transport that awaits async functions, and runs all other functions in a thread.
 
     A thread cannot be stopped. After the tool's timeout the thread continues, but its result is
-    dropped.
+    dropped, and its questions are withdrawn.
     """
 
     name = "thread"
@@ -105,12 +105,20 @@ class ThreadTransport(ToolTransport):
         self._threads.close()
 
     async def call(self, request: ToolRequest, context: ToolContext) -> Any:
-        function, arguments = request.tool.function, request.arguments
+        function, schema = request.tool.function, request.tool.schema
         assert function is not None
-        schema = request.tool.schema
         name = context_parameter(function) if schema is None else schema.context
-        if name is not None:
-            arguments = {**arguments, name: _ThreadContext(context)}
+        if name is None:
+            return await self._call(function, request, request.arguments)
+        own = _LocalContext(context, request.tool.name)
+        try:
+            return await self._call(function, request, {**request.arguments, name: own})
+        finally:
+            await own.close()
+
+    async def _call(
+        self, function: Callable[..., Any], request: ToolRequest, arguments: Mapping[str, Any]
+    ) -> Any:
         if request.tool.is_async:
             try:
                 return await function(*request.positional, **arguments)
@@ -134,18 +142,56 @@ def _failed(error: BaseException) -> ToolFailedError:
     return ToolFailedError(f"the tool raised {raised}", type=type(error).__name__)
 
 
-class _ThreadContext:
-    """A context for a function that may run in another thread or on another event loop."""
+class _LocalContext:
+    """A context for a function that may run in another thread or on another event loop.
 
-    def __init__(self, context: ToolContext) -> None:
-        self._context = context
+    A thread continues after its call has ended, so the questions of the call are withdrawn at its
+    end (`close`), and no further questions are asked.
+    """
+
+    def __init__(self, context: ToolContext, tool: str) -> None:
+        self._context, self._tool = context, tool
         self._loop = asyncio.get_running_loop()
+        self._asking: set[asyncio.Task[Any]] = set()
+        """The tasks that ask the open questions of other threads and event loops."""
+        self._has_ended = False
 
     def progress(self, progress: Progress) -> None:
         self._context.progress(progress)
 
     async def ask(self, question: str, schema: Mapping[str, Any] | None = None) -> Any:
-        asking = self._context.ask(question, schema)
         if asyncio.get_running_loop() is self._loop:
-            return await asking
-        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(asking, self._loop))
+            return await self._context.ask(question, schema)
+        asking = self._ask(question, schema)
+        answer = asyncio.run_coroutine_threadsafe(asking, self._loop)
+        try:
+            return await asyncio.wrap_future(answer)
+        except asyncio.CancelledError:
+            if not self._has_ended:
+                raise
+            raise self._closed() from None
+
+    async def _ask(self, question: str, schema: Mapping[str, Any] | None) -> Any:
+        if self._has_ended:
+            raise self._closed()
+        task = asyncio.current_task()
+        assert task is not None
+        self._asking.add(task)
+        try:
+            return await self._context.ask(question, schema)
+        finally:
+            self._asking.discard(task)
+
+    async def close(self) -> None:
+        """Withdraw the open questions of other threads and event loops, and refuse new ones."""
+        self._has_ended = True
+        for task in (asking := [*self._asking]):
+            task.cancel()
+        if asking:
+            await asyncio.wait(asking)
+
+    def _closed(self) -> QuestionClosedError:
+        return QuestionClosedError(
+            "the tool's call has ended, so its questions cannot be answered any more",
+            name=self._tool,
+        )

@@ -157,7 +157,11 @@ class Tool:
         return parameter is not None and parameter.default is parameter.empty
 
     def but(self, **changes: Any) -> Tool:
-        """Return a copy of the tool in which these fields of `ToolOptions` are changed."""
+        """Return a copy of the tool in which these fields of `ToolOptions` are changed.
+
+        Copies with the same ``concurrency`` share this limit. A copy with another ``concurrency``
+        has a limit of its own, which only counts the calls with this limit.
+        """
         same = copy.copy(self)
         same.options = replace(self.options, **changes)
         return same

@@ -16,6 +16,7 @@ from agentrt.errors import (
     ToolUnavailableError,
     UnknownToolError,
     UsageError,
+    shown_url,
 )
 from agentrt.interrupts.attempts import AttemptSlots
 from agentrt.interrupts.local import ThreadTransport
@@ -86,8 +87,9 @@ class Toolbox:
             # A function is identified by its schema object, since two functions may have the same
             # name. A tool of a transport is identified by its name, since each listing makes a new
             # object.
-            key: Hashable = tool.schema or (transport.name, tool.remote)
-            limits.append((key, most, f"one of {most} calls of {tool.name}"))
+            function: Hashable = tool.schema or (transport.name, tool.remote)
+            # Copies of a tool may have other limits (`Tool.but`).
+            limits.append(((function, most), most, f"one of {most} calls of {tool.name}"))
         if (most := transport.concurrency) is not None:
             limits.append((transport, most, f"one of {most} calls at once ({transport.name})"))
         return [self._slots_of(*limit) for limit in limits]
@@ -279,24 +281,27 @@ def transport_at(url: str) -> ToolTransport:
     unknown scheme, or a transport that cannot be loaded.
     """
     scheme, mark, _ = url.partition("://")
+    shown = shown_url(url)
     if not mark:
-        raise ConfigError(f"--tools {url!r} is not a URL; use one such as {scheme or 'SCHEME'}://…")
+        word = scheme if scheme.isalnum() else "SCHEME"
+        raise ConfigError(f"--tools {shown!r} is not a URL; use one such as {word}://…")
     points = {point.name: point for point in entry_points(group=ENTRY_POINT_GROUP)}
     if scheme not in points:
         known = ", ".join(sorted(points)) or "none, since no installed package has transports"
         raise ConfigError(
-            f"--tools {url!r}: unknown transport of tools {scheme!r} (available: {known}); for MCP "
-            "servers use --mcp FILE, and for MQTT workers --broker URL"
+            f"--tools {shown!r}: unknown transport of tools {scheme!r} (available: {known}); for "
+            "MCP servers use --mcp FILE, and for MQTT workers --broker URL"
         )
     return _made(points[scheme], url)
 
 
 def _made(point: EntryPoint, url: str) -> ToolTransport:
-    named = f"--tools {url!r}: transport {point.name!r} ({point.value})"
+    shown = shown_url(url)
+    named = f"--tools {shown!r}: transport {point.name!r} ({point.value})"
     try:
         transport = point.load()(url)
     except UsageError as error:
-        raise ConfigError(f"--tools {url!r}: {error}") from error
+        raise ConfigError(f"--tools {shown!r}: {error}") from error
     except Exception as error:
         raise ConfigError(f"{named} cannot be loaded: {type(error).__name__}: {error}") from error
     if not isinstance(transport, ToolTransport):

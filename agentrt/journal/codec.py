@@ -35,6 +35,7 @@ from agentrt.journal.forms import (
     SET,
     STATE,
     Base,
+    Checks,
     Form,
     attributes_of,
     built_in,
@@ -126,33 +127,36 @@ def loads(text: str) -> Any:
 # -- to JSON --------------------------------------------------------------------------------
 
 
-def _checked(value: Any, without: object = None) -> str:
+def _checked(value: Any, without: object = None, checks: Checks | None = None) -> str:
     """Return a value as JSON text. Raises `UnkeptError`, whose message has no path, if the value
-    would not be read back equal.
+    would not be read back equal. ``checks`` has the results of the checks of parts of the value.
     """
-    text, doubtful = _text(value, without)
+    checks = checks or Checks()
+    text, doubtful = _text(value, without, checks)
     if doubtful:
         # A field that is left out has its default when it is read back, and most defaults that are
         # objects are written. So the whole value is compared.
-        whole = text if without is None else _text(value, None)[0]
-        again, _ = _text(loads(whole), None)
+        whole = text if without is None else _text(value, None, checks)[0]
+        again, _ = _text(loads(whole), None, None)
         if again != whole:
             raise UnkeptError("which a journal would read back as a different value")
     return text
 
 
-def _text(value: Any, without: object) -> tuple[str, bool]:
-    """Return a value as JSON text, and whether the text must be read back to check it."""
+def _text(value: Any, without: object, checks: Checks | None) -> tuple[str, bool]:
+    """Return a value as JSON text, and whether the text must be read back to check it. ``checks``
+    is None if the value was just read back.
+    """
     try:
-        writer = ValueWriter(without)
+        writer = ValueWriter(without, checks=checks)
         made = writer.write(value, 0)
         if writer.again:  # a mutable value occurs twice
-            writer = ValueWriter(without, writer.again)
+            writer = ValueWriter(without, writer.again, checks)
             made = writer.write(value, 0)
         try:
             return orjson.dumps(made).decode(), writer.doubtful
         except TypeError:  # an integer of more than 64 bits, or half of a surrogate pair
-            careful = CarefulValueWriter(without, writer.shared)
+            careful = CarefulValueWriter(without, writer.shared, checks)
             made = careful.write(value, 0)
             return json.dumps(made, separators=(",", ":")), True
     except UnkeptError:
@@ -170,18 +174,35 @@ class ValueWriter:
     After writing, ``again`` has the mutable values that occur more than once, by their ids. If
     there are any, a second writer gets them as ``shared``, and writes them with numbers.
     ``doubtful`` is True if the JSON must be read back to check that it gives an equal value.
+    ``checks`` is None if the value was just read back, so that its parts need no checks.
     """
 
     plain = PLAIN
     """Types whose values need no conversion."""
 
-    __slots__ = ("_numbers", "_seen", "again", "doubtful", "shared", "without")
+    __slots__ = (
+        "_numbers",
+        "_seen",
+        "again",
+        "checks",
+        "doubtful",
+        "shared",
+        "unread",
+        "without",
+    )
 
-    def __init__(self, without: object = None, shared: Mapping[int, Any] = _NOTHING) -> None:
+    def __init__(
+        self,
+        without: object = None,
+        shared: Mapping[int, Any] = _NOTHING,
+        checks: Checks | None = None,
+    ) -> None:
         self.without = without
         self.shared = shared
+        self.checks = checks
         self.again: dict[int, Any] = {}
         self.doubtful = False
+        self.unread: set[int] = set()
         # The values that were written, by their ids. Holding them keeps their ids from being used
         # for other values.
         self._seen: dict[int, Any] = {}
@@ -356,11 +377,11 @@ class ValueWriter:
                 made[field] = self.write(item, depth + 1)
         return {KIND: form.name, **made}
 
-    def fresh(self, shared: Mapping[int, Any]) -> ValueWriter:
+    def fresh(self, shared: Mapping[int, Any], checks: Checks | None) -> ValueWriter:
         """Return a new writer. It writes each of the ``shared`` values, which occur more than once,
         a single time.
         """
-        return type(self)(None, shared)
+        return type(self)(None, shared, checks)
 
     def reader(self) -> ValueReader:
         """Return a reader for the JSON that this writer makes."""
@@ -368,7 +389,9 @@ class ValueWriter:
 
     def keeps(self, value: Any) -> bool:
         """Return whether a journal can record a value."""
-        return type(value) in PLAIN or _fault(value) is None
+        if (checks := self.checks) is None or type(value) in PLAIN:
+            return True
+        return checks.passes("keeps", value, lambda part: _fault(part, checks) is None)
 
     def _class(self, value: type[Any]) -> dict[str, Any]:
         name = name_of(value)
@@ -452,9 +475,9 @@ def _describe_fault(value: Any, label: str, error: UnkeptError) -> str:
             )
 
 
-def _fault(value: Any) -> UnkeptError | None:
+def _fault(value: Any, checks: Checks | None = None) -> UnkeptError | None:
     try:
-        _checked(value)
+        _checked(value, checks=checks)
     except UnkeptError as error:
         return error
     return None

@@ -52,10 +52,46 @@ class OwnFields(NamedTuple):
     packed: frozenset[str]
 
 
+class Checks:
+    """The results of the checks of the parts of one value, so that each part is checked only once.
+
+    A check of a part writes the part, which checks the parts inside it. If each check were repeated
+    wherever its part is written, the number of checks would grow exponentially with the depth.
+    ``running`` is the number of checks that have begun and not ended.
+    """
+
+    __slots__ = ("_results", "running")
+
+    def __init__(self) -> None:
+        self.running = 0
+        # Holding the parts keeps their ids from being used for other values.
+        self._results: dict[tuple[str, int], tuple[Any, bool]] = {}
+
+    def passes(self, name: str, part: Any, check: Callable[[Any], bool]) -> bool:
+        """Return whether a part passes a check. ``name`` names the check. The result is False while
+        the check runs, which ends the check of a part that contains itself.
+        """
+        key = name, id(part)
+        if key not in self._results:
+            self._results[key] = part, False
+            self.running += 1
+            self._results[key] = part, check(part)
+            self.running -= 1
+        return self._results[key][1]
+
+
 class FormWriter(Protocol):
-    """The methods of `agentrt.journal.codec.ValueWriter` that the forms use."""
+    """The methods of `agentrt.journal.codec.ValueWriter` that the forms use.
+
+    ``checks`` is None if the value was just read back. The text is then compared with the text from
+    which the value was read, so its parts need no checks. ``unread`` has the ids of errors whose
+    arguments are being written. These arguments are read before the error exists, so they cannot
+    refer to it.
+    """
 
     again: dict[int, Any]
+    unread: set[int]
+    checks: Checks | None
 
     def write(self, value: Any, depth: int) -> Any:
         """Return the value as JSON."""
@@ -69,7 +105,7 @@ class FormWriter(Protocol):
     def are_texts(self, keys: Mapping[Any, Any]) -> bool:
         """Return whether all keys are texts, so that they can be the keys of a JSON object."""
 
-    def fresh(self, shared: Mapping[int, Any]) -> FormWriter:
+    def fresh(self, shared: Mapping[int, Any], checks: Checks | None) -> FormWriter:
         """Return a new writer. It writes each of the ``shared`` values, which occur more than once,
         a single time.
         """

@@ -17,13 +17,22 @@ from typing import Any, NoReturn
 
 from agentrt.errors import UnrecordableError
 from agentrt.journal.classes import any_name_of, class_of, described, missing, name_of
-from agentrt.journal.forms import FormReader, FormWriter, attributes_of, built_in, set_attributes
+from agentrt.journal.forms import (
+    Checks,
+    FormReader,
+    FormWriter,
+    attributes_of,
+    built_in,
+    set_attributes,
+)
 from agentrt.journal.kinds import UnkeptError
 
 _MARK = "$error"
 _LOST = "lost"
 _LONGEST_CHAIN = 40
-"""Maximum depth of the causes of an error; deeper causes are left out."""
+"""Maximum depth of the causes of an error; deeper causes are left out. A cause that has the error
+among its arguments is left out, too.
+"""
 _MEMBERS = types.MemberDescriptorType, types.GetSetDescriptorType
 _PLAIN: dict[str, tuple[Callable[[Any], Any], Callable[[Any, Any], Any]]] = {
     "pydantic_core._pydantic_core:ValidationError": (
@@ -88,12 +97,18 @@ def write_error(error: BaseException, writer: FormWriter, depth: int) -> dict[st
     """
     body = _body(error, writer, depth)
     details = body[_MARK]
-    if depth < _LONGEST_CHAIN:
-        if error.__cause__ is not None:
-            details["cause"] = writer.write(error.__cause__, depth + 1)
-        if error.__context__ is not None:
-            is_cause = error.__context__ is error.__cause__
-            details["context"] = is_cause or writer.write(error.__context__, depth + 1)
+    # The causes of a part are not checked with the part: they often lead back to an error around
+    # it. An example is an error of a group that is raised while the group is handled.
+    is_checked_alone = writer.checks is not None and writer.checks.running
+    if depth < _LONGEST_CHAIN and not is_checked_alone:
+        cause, context = (
+            None if id(each) in writer.unread else each
+            for each in (error.__cause__, error.__context__)
+        )
+        if cause is not None:
+            details["cause"] = writer.write(cause, depth + 1)
+        if context is not None:
+            details["context"] = context is cause or writer.write(context, depth + 1)
         if error.__suppress_context__:
             details["suppress"] = True
     return body
@@ -109,7 +124,9 @@ def bare(error: BaseException) -> str:
 def _body(error: BaseException, writer: FormWriter, depth: int) -> dict[str, Any]:
     """Return an error as JSON without its causes."""
     body = _written(error, writer, depth)
-    if "as" not in body[_MARK] and not _makes(error, writer):
+    if "as" in body[_MARK] or (checks := writer.checks) is None:
+        return body
+    if not checks.passes("makes", error, lambda part: _makes(part, writer)):
         body[_MARK]["as"] = "like"
     return body
 
@@ -117,18 +134,20 @@ def _body(error: BaseException, writer: FormWriter, depth: int) -> dict[str, Any
 def _makes(error: BaseException, writer: FormWriter) -> bool:
     """Return whether an instance of the error's own class can be read back equal."""
     try:
-        body = _written_alone(error, writer)
+        body = _written_alone(error, writer, writer.checks)
         made = _same_class(body["$"], body, writer.reader())
         text = json.dumps(body)
-        return type(made) is type(error) and json.dumps(_written_alone(made, writer)) == text
+        return type(made) is type(error) and json.dumps(_written_alone(made, writer, None)) == text
     except Exception:  # the code of its class may raise any error
         return False
 
 
-def _written_alone(error: BaseException, writer: FormWriter) -> dict[str, Any]:
-    own = writer.fresh({})
+def _written_alone(
+    error: BaseException, writer: FormWriter, checks: Checks | None
+) -> dict[str, Any]:
+    own = writer.fresh({}, checks)
     body = _written(error, own, 0)
-    return _written(error, writer.fresh(own.again), 0) if own.again else body
+    return _written(error, writer.fresh(own.again, checks), 0) if own.again else body
 
 
 def _description(error: BaseException) -> dict[str, Any]:
@@ -150,11 +169,13 @@ def _description(error: BaseException) -> dict[str, Any]:
 
 def _written(error: BaseException, writer: FormWriter, depth: int) -> dict[str, Any]:
     kind, body = type(error), _description(error)
+    writer.unread.add(id(error))
     if (plain := _PLAIN.get(body["$"])) is not None and not issubclass(kind, StandIn):
         body["value"] = [_part(each, writer, depth) for each in plain[0](error)]
         body[_MARK]["args"] = [_part(each, writer, depth) for each in error.args]
     else:
         body["value"] = [_part(each, writer, depth) for each in error.args]
+    writer.unread.discard(id(error))
     state = attributes_of(error, ())
     body["state"] = {name: _part(value, writer, depth) for name, value in state.items()}
     members = {name: _part(value, writer, depth) for name, value in _members(error)}

@@ -61,7 +61,11 @@ class ToolResult:
         if isinstance(self.value, str):
             return self.value
         if not (parts := _parts_of(self.value)):
-            return json.dumps(self.value, ensure_ascii=False, default=str)
+            try:
+                return json.dumps(self.value, ensure_ascii=False, default=str)
+            except (TypeError, ValueError, RecursionError):
+                # A key is not a text, or the value contains itself.
+                return str(self.value)
         shown = [part if self.takes.get(part["type"]) else self._in_words(part) for part in parts]
         if all(part["type"] == "text" for part in shown):
             return "\n".join(part["text"] for part in shown)

@@ -11,8 +11,8 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache, partial
 
 from agentrt.request import CallReport
@@ -27,8 +27,10 @@ _KINDS = 4096
 """Maximum number of kinds of calls whose output lengths are kept; the least recently used kind is
 dropped first.
 """
-_GUESSES = 7
-"""Number of a program's calls in flight whose blocks are kept, in addition to its last call."""
+_GUESSES = 8
+"""Number of a program's last calls whose blocks are kept while they are in flight. The last call on
+each replica is kept, too.
+"""
 
 
 @dataclass(slots=True, eq=False)
@@ -51,13 +53,30 @@ class RoutedCall:
 
 @dataclass(slots=True)
 class _Home:
-    """The replica of a program's last call, the tokens of context that this call leaves in the
-    replica's cache, and the program's calls in flight.
+    """The replica of a program's last call, and the tokens of context that this call leaves in the
+    replica's cache. ``calls`` are the program's last calls, and ``on_replica`` its last call on
+    each replica, by `ReplicaView.index`, as far as these calls are in flight.
     """
 
     replica: ReplicaView
     tokens: int = 0
     calls: tuple[RoutedCall, ...] = ()
+    on_replica: dict[int, RoutedCall] = field(default_factory=dict)
+
+    def sent(self, routed: RoutedCall) -> None:
+        self.calls = (*self.calls[1 - _GUESSES :], routed)
+        self.on_replica[routed.replica.index] = routed
+
+    def ended(self, routed: RoutedCall) -> None:
+        if routed in self.calls:
+            self.calls = tuple(call for call in self.calls if call is not routed)
+        if self.on_replica.get(routed.replica.index) is routed:
+            del self.on_replica[routed.replica.index]
+
+    def in_flight(self) -> Iterator[RoutedCall]:
+        """Yield the kept calls. A call may come twice."""
+        yield from self.calls
+        yield from self.on_replica.values()
 
 
 class Dispatcher:
@@ -125,7 +144,7 @@ class Dispatcher:
             home = self._homes[call.program_id] = _Home(view)
         home.replica, home.tokens = view, tokens
         if blocks:
-            home.calls = (*home.calls[-_GUESSES:], routed)
+            home.sent(routed)
         return routed
 
     def _match(self, call: RouterCall, blocks: Sequence[int], home: _Home | None) -> list[int]:
@@ -141,7 +160,7 @@ class Dispatcher:
             # The engines do not report their caches, so assume that the program's home still has
             # the whole context.
             cached[home.replica.index] = max(0, min(home.tokens, most))
-        for routed in home.calls:
+        for routed in home.in_flight():
             # Assume that the calls in flight will store their blocks. Engines report stored blocks
             # only at the end of a call.
             index, guess = routed.replica.index, common(routed.blocks, blocks) * size
@@ -159,8 +178,8 @@ class Dispatcher:
         view.in_flight -= routed.tokens
         view.calls -= 1
         home = self._homes.get(routed.call.program_id)
-        if home is not None and home.calls:
-            home.calls = tuple(call for call in home.calls if call is not routed)
+        if home is not None:
+            home.ended(routed)
         if not self._compares:
             return
         if report is not None and report.steps:

@@ -92,7 +92,8 @@ class CostRouter(Router):
         home = call.home
         if home is not None and home in replicas:
             at = replicas.index(home)
-            if seconds[at] - least <= self._margin * cached[at] * compute_s:
+            saved = cached[at] - cached[seconds.index(least)]
+            if seconds[at] - least <= self._margin * saved * compute_s:
                 return home
         return replicas[seconds.index(least)]
 

@@ -487,9 +487,9 @@ class LiveContexts:
         """
         self.emitter.services.saved.save(self.emitter.run.row.tenant, name, context)
 
-    def is_saved(self, name: str) -> bool:
-        """Return whether the tenant has saved a context under this name."""
-        return self.emitter.services.saved.has(self.emitter.run.row.tenant, name)
+    def saved(self, name: str) -> SavedContext | None:
+        """Return the context that the tenant has saved under this name; None if there is none."""
+        return self.emitter.services.saved.get(self.emitter.run.row.tenant, name)
 
     def open(self, name: str) -> SavedContext:
         """Return a context that the tenant has saved under this name. Raises `UnknownContextError`

@@ -92,6 +92,7 @@ class Recorded:
 
     def __init__(self, emitter: LiveEmitter, record: ProgramRecord) -> None:
         self._live, self._record = emitter, record
+        self._restored: dict[str, SavedContext] = {}
 
     # -- calls -------------------------------------------------------------------------
 
@@ -121,7 +122,7 @@ class Recorded:
 
     @property
     def contexts(self) -> RecordedContexts:
-        return RecordedContexts(self._live.contexts, self)
+        return RecordedContexts(self._live.contexts, self, self._restored)
 
     async def takes(self, model: str | None) -> Takes:
         return await self._live.takes(model)
@@ -537,10 +538,16 @@ class Recorded:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class RecordedContexts:
-    """The `TokenEmitter` of a recorded run."""
+    """The `TokenEmitter` of a recorded run.
+
+    Saved contexts are lost with their process, so a resumed program saves its contexts again.
+    ``_restored`` has these contexts by their names. Only they are replaced or deleted when further
+    recorded nodes are read, because another program may have saved a newer context meanwhile.
+    """
 
     _live: LiveContexts
     _recorded: Recorded
+    _restored: dict[str, SavedContext]
 
     def token_call(self, spec: CallSpec, name: str, *, stream: bool) -> AsyncGenerator[Chunk, None]:
         def made() -> AsyncGenerator[Chunk, None]:
@@ -556,9 +563,9 @@ class RecordedContexts:
             self._live.save(name, context)
 
         self._recorded.at_once("save", name, {"tokens": len(context.token_ids)}, save)
-        # Do not replace an existing context: another program may have saved a newer one.
-        if not self._live.is_saved(name):
+        if self._live.saved(name) is self._restored.get(name):
             save()
+            self._restored[name] = context
 
     def open(self, name: str) -> SavedContext:
         def opened() -> Any:
@@ -568,7 +575,8 @@ class RecordedContexts:
 
     def forget(self, name: str) -> None:
         self._recorded.at_once("forget", name, None, lambda: self._live.forget(name))
-        if self._live.is_saved(name):
+        restored = self._restored.pop(name, None)
+        if restored is not None and self._live.saved(name) is restored:
             self._live.forget(name)
 
     def dropped(self, call: str, shared: int) -> None:

@@ -14,6 +14,9 @@ from agentrt.request import CallReport
 from agentrt.runtime.tokens import TokenLog
 from agentrt.scheduler.programs import ProgramStats
 
+_AGAIN_S = 5.0
+"""Seconds after which a program that has ignored a cancellation is cancelled again."""
+
 
 class RunState(StrEnum):
     """The state of a run.
@@ -166,3 +169,12 @@ class Run:
             last_step=self.last_step,
             **asdict(row.usage),
         )
+
+
+def cancel_until_ended(run: Run) -> None:
+    """Cancel a run now, and again every `_AGAIN_S` seconds until it has ended. Must be called in
+    the event loop of the run.
+    """
+    if run.task is not None and not run.task.done():
+        run.cancel()
+        asyncio.get_running_loop().call_later(_AGAIN_S, cancel_until_ended, run)

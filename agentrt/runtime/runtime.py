@@ -263,18 +263,23 @@ class Runtime:
 
         All engines get the weights, or none. Raises `WeightsError` for weights that are missing,
         incomplete or of another shape, `EngineError` if an engine could not load them, and
-        `ConfigError` for other invalid arguments.
+        `ConfigError` for other invalid arguments. If the calling task is cancelled while the
+        engines load the weights, they load them to the end, and `CancelledError` is raised then.
         """
         if not self.has_engine:
             await self._start_engine()
-        return await self._updates.update(
-            weights,
-            version=version,
-            mode=mode,
-            clear_cache=clear_cache,
-            max_staleness=max_staleness,
-            on_stale=on_stale,
-        )
+        try:
+            return await self._updates.update(
+                weights,
+                version=version,
+                mode=mode,
+                clear_cache=clear_cache,
+                max_staleness=max_staleness,
+                on_stale=on_stale,
+            )
+        finally:
+            # Raises `CancelledError` if the task was cancelled while engines loaded the weights.
+            await asyncio.sleep(0)
 
     async def pause_generation(self, mode: PauseMode = "keep") -> None:
         """Pause all engines, and return when no call runs. New calls wait until
@@ -391,7 +396,7 @@ class Runtime:
             message = f"the program raised {type(raised).__name__}: {text_of(raised)}"
             state, error = RunState.FAILED, AgentrtError(message)
             error.__cause__ = raised
-        await tracking.to_its_end(self._clean_up(run, program, state, error))
+        await tracking.to_its_end(self._clean_up(run, program, state, error), ends_task=True)
 
     async def _run_code(self, run: Run, program: Program, input: Any) -> bool:
         """Run the program's code. Return False if it has to run again from its beginning, because

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import uvicorn
+from uvicorn.protocols.http.flow_control import service_unavailable
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
@@ -111,7 +112,9 @@ class SocketProtocol(ReaderTimeout, WebSocketsSansIOProtocol):
 class TimeoutProtocol(ReaderTimeout, HttpToolsProtocol):
     """The protocol of HTTP, which also closes a connection whose request takes too long to arrive.
 
-    uvicorn itself waits without a limit for a request that arrives byte by byte.
+    uvicorn itself waits without a limit for a request that arrives byte by byte. If too many
+    connections are open, the application gets the request with ``is_over_limit`` in its state,
+    because uvicorn's own answer has no JSON, no ``Retry-After`` and no request id.
     """
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # uvicorn's base narrows it, too
@@ -165,6 +168,12 @@ class TimeoutProtocol(ReaderTimeout, HttpToolsProtocol):
     def handle_websocket_upgrade(self) -> None:
         self._cancel_request_timer()
         super().handle_websocket_upgrade()
+
+    def _start_asgi_task(self, cycle: Any, app: Any) -> None:
+        if app is service_unavailable:  # too many connections: the application refuses the request
+            cycle.scope["state"]["is_over_limit"] = True
+            app = self.app
+        super()._start_asgi_task(cycle, app)
 
     def _await_request(self) -> None:
         self._request_timer = self.loop.call_later(self.BOUNDS.request_s, self._too_late)

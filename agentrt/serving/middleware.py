@@ -46,7 +46,7 @@ _ID = re.compile(r"[\x21-\x7e]{1,128}")
 _SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 MCP_PATH = "/mcp"
 _QUESTIONS = "/v1/questions/"
-_DRAIN_RETRY_S = "5"
+_RETRY_S = "5"
 _BEARER = "bearer "
 
 
@@ -144,6 +144,9 @@ class Middleware:
         """Return the error for a request or a WebSocket that may not pass; None if it may pass."""
         path, server = scope["path"], self._server
         is_socket = scope["type"] == "websocket"
+        if "is_over_limit" in scope["state"]:
+            said = "too many connections are open; close idle connections, or try again later"
+            return _unavailable(path, said, "too_many_connections")
         if server.draining and not _goes_on("" if is_socket else scope["method"], path):
             return _stopping(path, "it finishes running work and accepts no new work")
         is_open = _is_open(path)
@@ -281,9 +284,12 @@ def _goes_on(method: str, path: str) -> bool:
 
 
 def _stopping(path: str, why: str) -> Response:
-    headers = {"retry-after": _DRAIN_RETRY_S, "connection": "close"}
-    said = f"the server is stopping: {why}"
-    return error_response(path, 503, said, code="stopping", headers=headers)
+    return _unavailable(path, f"the server is stopping: {why}", "stopping")
+
+
+def _unavailable(path: str, message: str, code: str) -> Response:
+    headers = {"retry-after": _RETRY_S, "connection": "close"}
+    return error_response(path, 503, message, code=code, headers=headers)
 
 
 def server_failed(path: str) -> Response:

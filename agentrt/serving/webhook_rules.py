@@ -12,7 +12,7 @@ from pathlib import Path
 import httpx
 from pydantic import Field
 
-from agentrt.errors import ConfigError, ProgramLoadError
+from agentrt.errors import ConfigError, ProgramLoadError, url_fault
 from agentrt.serving.settings import SettingsSection, read_section
 
 _HOST = re.compile(r"\*|(\*\.)?[a-z0-9_]([a-z0-9_.-]*[a-z0-9_])?|[0-9a-f:]+")
@@ -47,6 +47,8 @@ class WebhookRules:
             raise ValueError(
                 f"the URL has {len(text)} characters; use at most {self.longest} characters"
             )
+        if (fault := url_fault(text)) is not None:
+            raise ValueError(f"invalid URL: {fault}")
         try:
             url = httpx.URL(text)
         except (httpx.InvalidURL, TypeError) as error:

@@ -9,7 +9,6 @@ frontier is joined into the frontier of the waiting task. asyncio itself is not 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import contextvars
 from collections.abc import Callable, Container, Coroutine, Generator, Iterable
 from types import CellType
@@ -47,15 +46,24 @@ def start_task(
     return TrackedTask(coro, scope=scope, loop=loop, name=name, context=context)
 
 
-async def to_its_end(coro: Coroutine[Any, Any, None]) -> None:
-    """Await ``coro`` to its end, even if the current task is cancelled while it waits. This
-    function is for work at the end of a task.
+async def to_its_end(coro: Coroutine[Any, Any, None], *, ends_task: bool = False) -> None:
+    """Await ``coro`` to its end, even if the current task is cancelled while it waits.
+
+    `CancelledError` is then raised where the task next waits, so that the task can first note what
+    ``coro`` has done. If ``ends_task`` is True, this is the last work of the task, and such a
+    cancellation has no effect.
     """
+    task, is_cancelled = asyncio.current_task(), False
     with outside():
         ending = asyncio.create_task(coro)
     while not ending.done():
-        with contextlib.suppress(asyncio.CancelledError):
+        try:
             await asyncio.wait([ending])
+        except asyncio.CancelledError:
+            is_cancelled = True
+    if is_cancelled and not ends_task and task is not None:
+        task.uncancel()  # so that the number of cancellations stays as it is
+        task.cancel()
     ending.result()
 
 

@@ -144,7 +144,9 @@ class GroupStream:
         self._ready: deque[tuple[_Open, Group]] = deque()
         self._changed = asyncio.Event()
         self._room = asyncio.Event()
+        # Groups that have begun and are not over, without the ones that a running `take` has.
         self._held = 0
+        self._taking = 0
         self._read_all = False
         self._batch: Batch | None = None
         self._task: asyncio.Task[None] | None = None
@@ -161,38 +163,61 @@ class GroupStream:
         return self
 
     async def __anext__(self) -> Group:
+        for group in await self.take(1):
+            return group
+        raise StopAsyncIteration
+
+    async def take(self, count: int) -> list[Group]:
+        """Return the next ``count`` groups; fewer if the stream ends before.
+
+        If this call is cancelled, or the stream raises an error, the next call returns the groups
+        that this call has waited for.
+        """
+        taken: list[tuple[_Open, Group]] = []
+        enough = self._settings.enough
+        if enough is not None:
+            count = min(count, enough - self.counts.taken)
+        try:
+            while len(taken) < count and (made := await self._next()) is not None:
+                taken.append(made)
+                self._held -= 1
+                self._taking += 1
+                self._room.set()
+            if self.counts.taken + len(taken) == enough:
+                await self._stop()
+        except BaseException:
+            self._ready.extendleft(reversed(taken))
+            self._held += len(taken)
+            self._taking = 0
+            raise
+        self.counts.taken += len(taken)
+        self._taking = 0
+        self._room.set()
+        for opened, _ in taken:
+            opened.phase = _Phase.OVER
+            self._forget(opened)
+        return [group for _, group in taken]
+
+    async def _next(self) -> tuple[_Open, Group] | None:
+        """Return the next group that is not too old; None if the stream ends before."""
         if self._task is None and not self._ended:
             self._task = asyncio.create_task(self._run(), name="groups")
-        while not self._ended:
+        while True:
             while self._ready:
                 opened, group = self._ready.popleft()
-                if self._is_too_old(group):
-                    self.counts.too_old += 1
-                    self._repeat(opened)
-                    continue
-                self.counts.taken += 1
-                self._release(opened)
-                if self.counts.taken == self._settings.enough:
-                    await self.aclose()
-                return group
+                if not self._is_too_old(group):
+                    return opened, group
+                self.counts.too_old += 1
+                self._repeat(opened)
+            if self._ended or (self._taking and self._read_all and not self._held):
+                return None
             assert self._task is not None
             if self._task.done():
                 self._ended = True
                 self._task.result()
-                break
+                return None
             self._changed.clear()
             await self._changed.wait()
-        raise StopAsyncIteration
-
-    async def take(self, count: int) -> list[Group]:
-        """Return the next ``count`` groups; fewer if the stream ends before."""
-        taken: list[Group] = []
-        while len(taken) < count:
-            try:
-                taken.append(await anext(self))
-            except StopAsyncIteration:
-                break
-        return taken
 
     async def aclose(self) -> None:
         """Stop all samples that are running, and close what the stream has opened. Idempotent.
@@ -200,6 +225,10 @@ class GroupStream:
         If the stream has files (``out``), the samples that were stopped are resumed when the same
         stream is made again.
         """
+        self._ready.clear()
+        await self._stop()
+
+    async def _stop(self) -> None:
         self._ended = True
         task = self._task
         if task is not None and not task.done():
@@ -240,12 +269,13 @@ class GroupStream:
                         opened = await anext(items)
                     except StopAsyncIteration:
                         self._read_all = True
+                        self._changed.set()
                         continue
                     self._held += 1
                     self.counts.begun += 1
                     self._open[opened.item.id] = opened
                     self._ask(opened, self._settings.samples + self._settings.extra_samples)
-                elif self._read_all and not self._held:
+                elif self._read_all and not self._held and not self._taking:
                     return
                 else:
                     self._room.clear()
@@ -416,6 +446,7 @@ class GroupStream:
         opened.phase = _Phase.OVER
         self._held -= 1
         self._room.set()
+        self._changed.set()
         self._forget(opened)
 
     def _forget(self, opened: _Open) -> None:

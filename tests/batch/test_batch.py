@@ -7,7 +7,7 @@ import re
 import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +63,28 @@ async def test_each_input_has_a_result_with_what_it_cost() -> None:
     assert (tea.output_tokens, tea.prompt_tokens, tea.tokens) == (8, 8, 16)
     assert tea.cost == 24.0
     assert (bad.state, bad.result, bad.error) == ("failed", None, "ValueError: a bad question")
+
+
+@dataclass
+class Page:
+    """A page that may link to itself."""
+
+    name: str
+    links: list[Page]
+
+
+async def test_a_result_that_contains_itself_is_a_line_like_any_other(tmp_path: Path) -> None:
+    @program
+    async def linked(ctx: Context, name: str) -> Page:
+        page = Page(name, [])
+        page.links += [Page("other", [page]), page]
+        return page
+
+    out = tmp_path / "results.jsonl"
+    assert len(await results(["tea", "milk"], linked, out=out)) == 2
+    lines = [each.result for each in read_results(out)]
+    for name, line in zip(["tea", "milk"], lines, strict=True):
+        assert line == {"name": name, "links": [{"name": "other", "links": ["…"]}, "…"]}
 
 
 async def test_an_engine_of_its_own_serves_calls_in_their_order(
@@ -322,24 +344,35 @@ async def test_a_program_that_takes_too_long() -> None:
     assert outcome["2"].over == "timeout"
 
 
+@program
+async def stubborn(ctx: Context, number: int) -> str:
+    """Ignore two cancellations, unless the number is 0."""
+    cancelled = 0
+    while number and cancelled < 3:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            cancelled += 1
+    return "done at last"
+
+
+@pytest.mark.parametrize(
+    ("options", "over"), [({"timeout": 0.01}, "timeout"), ({"stop_when": 0.5}, "stop-when")]
+)
 async def test_a_program_that_does_not_let_itself_be_cancelled(
+    monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], over: str
+) -> None:
+    monkeypatch.setattr("agentrt.runtime.run._AGAIN_S", 0.01)
+    outcome = by_id(await results([0, 1], stubborn, **options))
+    assert (outcome["2"].result, outcome["2"].over) == ("done at last", over)
+
+
+async def test_a_batch_that_is_closed_ends_although_its_program_ignores_a_cancellation(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("agentrt.batch.runner._AGAIN_S", 0.01)
-    cancelled = 0
-
-    @program
-    async def stubborn(ctx: Context, number: int) -> str:
-        nonlocal cancelled
-        while cancelled < 3:
-            try:
-                await asyncio.Event().wait()
-            except asyncio.CancelledError:
-                cancelled += 1
-        return "done at last"
-
-    [each] = await results([1], stubborn, timeout=0.01)
-    assert (each.result, each.over) == ("done at last", "timeout")
+    monkeypatch.setattr("agentrt.runtime.run._AGAIN_S", 0.01)
+    async with aclosing(batch(stubborn, [0, 1], executor=ScriptedExecutor(echo))) as outcome:
+        assert (await anext(outcome)).id == "1"
 
 
 async def test_stragglers_are_stopped_once_enough_have_ended(tmp_path: Path) -> None:

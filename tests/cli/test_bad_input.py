@@ -323,6 +323,28 @@ def test_a_program_past_its_time_is_cancelled(run_program: Run) -> None:
     assert (ran.code, ran.said) == (1, said)
 
 
+STUBBORN = """
+import asyncio
+
+@program
+async def stubborn(ctx):
+    for _ in range(3):
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            pass
+    return "done at last"
+"""
+
+
+def test_a_program_past_its_time_that_ignores_a_cancellation_is_cancelled_again(
+    run_program: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("agentrt.runtime.run._AGAIN_S", 0.01)
+    ran = run_program(STUBBORN, "--timeout", "0.05")
+    assert (ran.code, ran.out) == (0, "done at last\n")
+
+
 def test_our_own_bug_says_so(run_program: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr("agentrt.cli.execute.CommandOutcome")
     ran = run_program(GOOD)

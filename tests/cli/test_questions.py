@@ -158,6 +158,8 @@ def test_what_a_server_refuses_is_told(
             2,
             "--url 'http://here:port' is not an address of a server",
         ),
+        (["--url", "http://me:secret/x@here"], 2, "--url 'http://…@here' is not an address of"),
+        (["--url", "http://me:secret@127.0.0.1:1"], 1, "no server answers at http://…@127.0.0.1:1"),
         (["--api-key", "a\nb"], 2, "--api-key"),
     ],
 )
@@ -167,4 +169,5 @@ def test_bad_options_are_one_clear_error(
     assert call(["questions", *args]) == code
     error = capsys.readouterr().err
     assert told in error
+    assert "secret" not in error
     assert "Traceback" not in error

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import pytest
 from rich.console import Console
 
-from agentrt.batch.plain import plain, tidy
+from agentrt.batch.plain import tidy
 from agentrt.cli.engine_log import root_cause
 from agentrt.cli.execute import CommandOutcome
 from agentrt.cli.report import to_json
@@ -185,7 +185,7 @@ def test_json_holds_what_people_see() -> None:
     failed.state, failed.error, failed.result = RunState.FAILED, ValueError("no\ntea"), None
     engine = {"table": {"runtime": 0, "engine": 0}}
     value = to_json(CommandOutcome([run, failed], engine, "atlas"))
-    read = json.loads(json.dumps(value, default=plain))
+    read = json.loads(json.dumps(value, default=tidy))
     assert read["results"] == [{"odd": {"words": ["a", "b"]}, "bytes": "b'x'"}, None]
     assert read["programs"][0]["wall_s"] == 8.0
     assert read["programs"][0]["critical_path_s"] == 3.0

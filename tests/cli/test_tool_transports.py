@@ -75,6 +75,9 @@ def test_another_packages_transport_brings_its_tools(run_program: Run) -> None:
         ("lab", "--tools 'lab' is not a URL; use one such as lab://…"),
         ("absent://x", "(agentrt.no_such_module:ListedTools) cannot be loaded: ModuleNotFound"),
         ("text://x", "transport 'text' (builtins:str) returns str, not a ToolTransport"),
+        ("me:secret@lab", "--tools '…@lab' is not a URL; use one such as SCHEME://…"),
+        ("rack://me:secret@lab", "--tools 'rack://…@lab': unknown transport of tools"),
+        ("text://me:secret@x", "--tools 'text://…@x': transport 'text' (builtins:str) returns str"),
         ("listed://", "--tools 'listed://': a list has a name"),
         ("listed://process", "two transports of tools have the same name: thread, process"),
     ],
@@ -83,6 +86,7 @@ def test_a_url_that_leads_nowhere_is_refused(run_program: Run, url: str, says: s
     ran = run_program(FETCH, "--tools", url)
     assert ran.code == 2
     assert says in " ".join(ran.err.split())
+    assert "secret" not in ran.err
     assert "Traceback" not in ran.err
 
 

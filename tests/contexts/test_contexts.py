@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 import pytest_asyncio
 
 from agentrt import Context, Runtime, program
-from agentrt.contexts import TokenContext
+from agentrt.contexts import END, TokenContext
 from agentrt.errors import (
     AgentrtError,
     ConfigError,
@@ -44,6 +45,7 @@ def engine(shared: Runtime) -> ScriptedEngine:
     assert isinstance(engine, ScriptedEngine)
     engine.calls.clear()
     engine.aborted_calls.clear()
+    engine.notes.clear()
     return engine
 
 
@@ -218,6 +220,34 @@ async def test_wrong_use_is_one_clear_error(shared: Runtime, engine: ScriptedEng
             context.fork()
 
     await run(shared, body)
+
+
+@dataclass
+class ThreeTokens:
+    """An output of three tokens. The states cannot be hashed, so each token is a call."""
+
+    start: list[int] = field(default_factory=list)
+
+    def allowed(self, state: list[int]) -> Collection[int]:
+        return [END] if len(state) == 3 else (500, 501)
+
+    def advance(self, state: list[int], token: int) -> list[int]:
+        return [*state, token]
+
+
+async def test_a_context_that_an_automaton_steered_token_by_token_is_dropped_in_the_engine(
+    shared: Runtime, engine: ScriptedEngine
+) -> None:
+    engine.script = lambda call: [500]
+
+    async def body(ctx: Context) -> None:
+        context = await ctx.context("Once upon a time")
+        await context.generate(9, constrain=ThreeTokens())
+        context.drop()
+
+    await run(shared, body)
+    assert len(engine.calls) == 3
+    assert [note[1:3] for note in engine.notes] == [("dropped", engine.calls[-1].call_id)]
 
 
 async def test_an_executor_without_token_ids_refuses_contexts() -> None:

@@ -13,6 +13,7 @@ from agentrt.contexts.steered import SteeredPiece, constrained, steered
 from agentrt.errors import CallRejectedError
 from agentrt.request import CallReport, CallSpec, Reply
 from agentrt.request.sampling import Sampling
+from agentrt.request.tokens import CallTokens
 
 EOS = 2
 
@@ -37,6 +38,8 @@ class Model:
             token_logprobs=(((token, -0.5),),),
             report=report,
             node=len(self.calls),
+            run_id="run-1",
+            tokens=(CallTokens(str(len(self.calls))),),
         )
         yield SteeredPiece("", (token,), None)
         yield SteeredPiece("", (), reply)
@@ -89,7 +92,12 @@ async def test_forced_tokens_cost_no_call_and_each_choice_one() -> None:
         assert spec.sampling == Sampling(top_p=0.5, logprobs=0, allowed_token_ids=(30, 41))
     # What was forced was certain.
     assert [place[0][1] for place in reply.token_logprobs] == [0.0, -0.5, 0.0, -0.5, 0.0]
-    assert (reply.report.steps, reply.report.prompt_tokens, reply.node) == (2, 3 + 5, 2)
+    assert (reply.report.steps, reply.report.prompt_tokens) == (2, 3 + 5)
+    assert (reply.run_id, reply.node, [each.key for each in reply.tokens]) == (
+        "run-1",
+        2,
+        ["1", "2"],
+    )
     assert [ids for _, ids in pieces] == [(30,)] * 5 + [()]
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from agentrt.engines import EngineOptions
 from agentrt.errors import CallRejectedError, EngineDiedError
-from agentrt.executors.base import Chunk, Executor, FrontSetup, Progress
+from agentrt.executors.base import Chunk, Executor, FrontSetup, Notification, Progress
 from agentrt.executors.chat_api import Frontend
 from agentrt.executors.info import ExecutorInfo
 from agentrt.executors.vllm.calls import engine_input
@@ -40,6 +40,7 @@ class ScriptedEngine(Executor):
     `vllm serve`. ``calls`` are all calls so far, ``aborted_calls`` the ids of those that were
     broken off, and ``ended`` the programs that are over. ``replay`` makes vLLM's outputs of what
     it says, once it has started. A ``front`` is used for each runtime, which would open its own.
+    ``notes`` are what programs have notified it of.
     With a ``cache`` its calls say how many of their prompts' tokens were cached.
     """
 
@@ -51,6 +52,7 @@ class ScriptedEngine(Executor):
     calls: list[Call] = field(default_factory=list)
     aborted_calls: list[str] = field(default_factory=list)
     ended: list[str] = field(default_factory=list)
+    notes: list[Notification] = field(default_factory=list)
     _config: Any = None
     _renderer: Any = None
     replay: TokenReplay | None = None
@@ -144,6 +146,9 @@ class ScriptedEngine(Executor):
         reason = last.finish_reason or "stop"
         reply = Reply(last.text, reason, token_ids=tuple(ids), report=report)
         return reply if logprobs is None else logprobs.added_to(reply)
+
+    def notify(self, note: Notification) -> None:
+        self.notes.append(note)
 
     async def end_program(self, program_id: str, totals: ProgramTotals | None = None) -> None:
         if program_id not in self.ended:

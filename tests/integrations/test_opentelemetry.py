@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from queue import Queue
 from socketserver import StreamRequestHandler, ThreadingTCPServer
@@ -21,7 +21,7 @@ from opentelemetry.trace import SpanKind, StatusCode
 
 from agentrt import Context, Runtime, program
 from agentrt.cli.traces import read_traces
-from agentrt.errors import ConfigError
+from agentrt.errors import ConfigError, InterruptExpiredError
 from agentrt.graph import Frontier, Node
 from agentrt.integrations import opentelemetry
 from agentrt.integrations.opentelemetry import (
@@ -31,30 +31,43 @@ from agentrt.integrations.opentelemetry import (
     _exporter,
     exported,
 )
+from agentrt.interrupts.questions import Question
+from agentrt.journal import Journal
 from agentrt.request import CallSpec
 from agentrt.request.sampling import Sampling
+from agentrt.runtime.durable import Durable
 from agentrt.runtime.registry import RunRegistry
 from agentrt.runtime.run import Run, RunState
 from agentrt.tracking.scope import Scope
 from tests.doubles.scripted import ScriptedExecutor
+from tests.journal.killing import QuickStore, begins, killed, program_of
 from tests.serving.test_tls import made
 
 
 class Traced:
     """A runtime on a scripted engine, and the spans that ended."""
 
-    def __init__(self) -> None:
+    def __init__(self, journal: Journal | None = None) -> None:
         provider, self._exporter = TracerProvider(), InMemorySpanExporter()
         provider.add_span_processor(SimpleSpanProcessor(self._exporter))
         self.tracer = provider.get_tracer("tests")
         registry, self.engine = RunRegistry(), ScriptedExecutor(lambda call: "one two")
         self.traces = ProgramTracer(self.tracer, registry)
         executor = TracedExecutor(self.engine, self.traces)
-        self.runtime = Runtime(executor, registry=registry, enter=self.traces.enter)
+        self.runtime = Runtime(
+            executor, registry=registry, enter=self.traces.enter, journal=journal, ask_human=answer
+        )
 
     def spans(self) -> dict[str, ReadableSpan]:
         """By the id of their call, or of their program; others by name."""
         return {_key(span): span for span in self._exporter.get_finished_spans()}
+
+
+async def answer(question: Question) -> str:
+    """Answer a question, unless it has a time limit."""
+    if question.expires_at is not None:
+        await asyncio.Event().wait()
+    return "yes"
 
 
 def _key(span: ReadableSpan) -> str:
@@ -63,8 +76,8 @@ def _key(span: ReadableSpan) -> str:
 
 
 @asynccontextmanager
-async def traced() -> AsyncIterator[Traced]:
-    it = Traced()
+async def traced(journal: Journal | None = None) -> AsyncIterator[Traced]:
+    it = Traced(journal)
     async with it.runtime:
         yield it
 
@@ -198,6 +211,41 @@ async def test_what_fails_is_an_error_and_what_is_cancelled_ends() -> None:
         assert (spans[key].attributes or {})["agentrt.state"] == "cancelled"
 
 
+async def test_a_resumed_program_has_spans_of_the_nodes_that_run_now(tmp_path: Path) -> None:
+    """What is read from the journal has no span, so nothing links to it."""
+
+    async def code(ctx: Context) -> str:
+        text = (await ctx.llm("plan")).text
+        await asyncio.gather(ctx.tool(add, 1, 2), ctx.llm("think"))
+        return text
+
+    path = tmp_path / "journal"
+    await killed(path, code, begins("tool"))
+    async with await Journal.open(lambda: QuickStore(path)) as journal, traced(journal) as it:
+        run = it.runtime.start(program_of(code), None, durable=Durable())
+        assert await run.wait() == "said plan"
+        spans = it.spans()
+    assert spans.keys() == {run.id, f"{run.id}/1", f"{run.id}/2"}
+    assert not any(span.links for span in spans.values())
+
+
+async def test_a_question_is_not_in_its_span() -> None:
+    """It may quote what a model has said."""
+    async with traced() as it:
+
+        @program
+        async def careful(ctx: Context) -> None:
+            await ctx.human("Send secret to ann?")
+            with suppress(InterruptExpiredError):
+                await ctx.human("Send secret to bob?", timeout=0.01)
+
+        await it.runtime.start(careful).wait()
+        spans = it.spans()
+    names = [span.name for span in spans.values()]
+    assert sorted(names) == ["human", "human", "invoke_agent careful"]
+    assert "secret" not in "".join(span.to_json() for span in spans.values())
+
+
 async def test_a_long_program_keeps_the_spans_of_open_nodes_alone() -> None:
     async with traced() as it:
 
@@ -280,10 +328,13 @@ def test_the_flag_is_read_on_either_side_of_the_border(
     assert read_traces(given, flags) == found
 
 
-@pytest.mark.parametrize("bad", ["localhost", "localhost:4317", "http://", ""])
+@pytest.mark.parametrize(
+    "bad", ["localhost", "localhost:4317", "http://", "", "me:secret@here:1", "http://me:secret/@x"]
+)
 def test_what_is_no_url_is_refused(bad: str) -> None:
-    with pytest.raises(ConfigError, match="is not a URL"):
+    with pytest.raises(ConfigError, match="is not a URL") as raised:
         read_traces(bad, ())
+    assert "secret" not in str(raised.value)
 
 
 @pytest.mark.parametrize("protocol", ["http/protobuf", "grpc"])

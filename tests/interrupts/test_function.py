@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections import Counter
 from collections.abc import Callable
 from enum import Enum
 from typing import Annotated, Any
@@ -184,3 +186,27 @@ def test_only_what_a_process_finds_can_run_there() -> None:
     for given in (inner, lambda: None):
         with pytest.raises(ConfigError, match="define the function at the top level of a file"):
             tool(isolation="process")(given)
+
+
+async def test_copies_of_a_tool_share_a_limit_if_they_have_the_same() -> None:
+    running = Counter[str]()
+    peaks = Counter[str]()
+
+    @tool(concurrency=4)
+    async def count(name: str) -> None:
+        running[name] += 1
+        peaks[name] = max(peaks[name], running[name])
+        for _ in range(10):
+            await asyncio.sleep(0)
+        running[name] -= 1
+
+    async def body(ctx: Context) -> None:
+        for name, copies in (
+            ("four", (count, count.but(timeout=60))),
+            ("one", (count.but(concurrency=1), count.but(concurrency=1, timeout=60))),
+        ):
+            calls = [ctx.tool(copy, name) for copy in copies for _ in range(5)]
+            await asyncio.gather(*calls)
+
+    await run(body)
+    assert peaks == {"four": 4, "one": 1}

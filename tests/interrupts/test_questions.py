@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from concurrent.futures import Future
 from typing import Any
 
 import pytest
 import pytest_asyncio
 from pydantic import BaseModel
 
-from agentrt import Context, Runtime, program
+from agentrt import Context, Runtime, ToolContext, program, tool
 from agentrt.errors import (
     ConfigError,
     InterruptExpiredError,
@@ -111,6 +112,32 @@ async def test_the_end_of_a_program_withdraws_its_questions(asked: Asked) -> Non
         asked.questions.answer(question.id, "yes")
     assert asked.states == ["open", "withdrawn"] * 2
     assert run.dag.node(0).state is NodeState.CANCELLED
+
+
+async def test_the_end_of_a_tools_call_withdraws_the_questions_of_its_thread(asked: Asked) -> None:
+    refused = Future[list[str]]()
+
+    @tool
+    def asks(context: ToolContext) -> None:
+        errors = []
+        for text in ("Go on?", "And now?"):
+            try:
+                asyncio.run(context.ask(text))
+            except QuestionClosedError as error:
+                errors.append(str(error))
+        refused.set_result(errors)
+
+    @program
+    async def ends_its_call(ctx: Context) -> list[str]:
+        call = asyncio.create_task(ctx.tool(asks))
+        question = await asked.one()
+        call.cancel()
+        await asyncio.wait([call])
+        return [question.state, *await asyncio.wrap_future(refused)]
+
+    ended = "the tool's call has ended, so its questions cannot be answered any more"
+    assert await asked.runtime.start(ends_its_call).wait() == ["withdrawn", ended, ended]
+    assert asked.states == ["open", "withdrawn"]
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,9 @@ import json
 import math
 import pathlib
 import uuid
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import pytest
 from hypothesis import given
@@ -23,6 +24,8 @@ from agentrt.interrupts import Event
 from agentrt.journal.codec import UnkeptError, dumps, loads
 from agentrt.journal.sketch import shown
 from agentrt.request import CallReport, InvalidToolCall, Reply, ToolCall
+from tests.journal.error_kinds import ERRORS
+from tests.journal.same import difference
 
 
 class Colour(enum.Enum):
@@ -48,6 +51,15 @@ class Pot:
 TEA = Tea(cups=2, at=datetime.date(2026, 1, 2))
 SHARED = [1]
 KEY_ERROR = '{"a":{"$":"builtins:KeyError","value":["k"],"state":{},"text":"\'k\'"}}'
+
+
+NOT_EQUAL = {
+    "HTTP status",
+    "text that fails",
+    "class of a function",
+    "argument that cannot be kept",
+}
+"""The errors of `ERRORS` with a part that no journal can record."""
 
 
 class ShopError(Exception):
@@ -304,6 +316,68 @@ def test_a_long_chain_of_errors_is_cut() -> None:
     while again is not None:
         again, count = again.__cause__, count + 1
     assert 20 < count < 500
+
+
+class CountedError(Exception):
+    """An error that counts how often its text is read."""
+
+    read: ClassVar[int] = 0
+
+    def __str__(self) -> str:
+        CountedError.read += 1
+        return "counted"
+
+
+def grouped(error: Exception) -> Exception:
+    return ExceptionGroup("tasks", [error])
+
+
+def held(error: Exception) -> Exception:
+    outer = ValueError("outer")
+    outer.inner = error  # type: ignore[attr-defined]
+    return outer
+
+
+@pytest.mark.parametrize("wrap", [grouped, held])
+def test_each_error_around_an_error_adds_a_few_steps(wrap: Callable[[Exception], Any]) -> None:
+    """The number of steps does not grow exponentially with the number of errors around it."""
+    error: Exception = CountedError()
+    texts = []
+    for _ in range(4):
+        error = wrap(error)
+        CountedError.read = 0
+        dumps(error)
+        texts.append(CountedError.read)
+        assert texts[-1] < 40 * len(texts)
+
+
+def test_an_error_that_holds_itself_comes_back() -> None:
+    error: Any = ValueError("a")
+    error.all = [error]
+    again = loads(dumps(error))
+    assert again.all == [again]
+
+
+def test_an_error_that_is_raised_out_of_its_group_comes_back() -> None:
+    def fails() -> None:
+        try:
+            raise ExceptionGroup("tasks", [ValueError(1), ExceptionGroup("inner", [OSError(2)])])
+        except ExceptionGroup as group:
+            raise group.exceptions[0] from None
+
+    error = raised(fails)
+    again = loads(dumps(error))
+    assert again.__context__.exceptions[0] is again
+    group = loads(dumps(error.__context__))
+    assert isinstance(group, ExceptionGroup)
+    assert repr(group) == repr(error.__context__)
+    assert group.exceptions[0].__context__ is None  # the group has the error, not the reverse
+
+
+@pytest.mark.parametrize("name", sorted(ERRORS.keys() - NOT_EQUAL))
+def test_an_error_of_any_kind_comes_back(name: str) -> None:
+    error = raised(ERRORS[name])
+    assert difference(error, loads(dumps(error))) == ""
 
 
 def test_a_validation_error_is_one() -> None:

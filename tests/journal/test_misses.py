@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from agentrt.journal.analysis.misses import Miss, misses_of
 from agentrt.journal.analysis.why import missed
 from agentrt.request import CallReport, Reply
@@ -156,6 +158,26 @@ def test_evicted_blocks(tmp_path: Path) -> None:
     ]
     assert found[0].by == (Cause("p-7", 0, 1.5),)
     assert found[0].earlier == ""
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [({"cache_salt": "x"}, {}), ({}, {"versions": [[0, 1]]})],
+    ids=["another salt", "other weights"],
+)
+def test_evicted_blocks_are_not_those_of_a_prompt_that_cannot_share_them(
+    first: dict[str, Any], second: dict[str, Any], tmp_path: Path
+) -> None:
+    (miss,) = misses(
+        tmp_path / "j",
+        (chat(RULES, "a", **first), computed(100, 0), "b"),
+        (chat(RULES, "a", "b", "c"), computed(110, 0, lost_tokens=96, **second), "d"),
+    )
+    assert (miss.verdict, miss.earlier, miss.was, miss.now) == ("evicted", "", "", "")
+    (line,) = missed(miss)
+    assert line.endswith(
+        "96 of them had been cached and were evicted for programs that ran long before"
+    )
 
 
 def test_salted_prompts(tmp_path: Path) -> None:

@@ -12,14 +12,16 @@ from typing import Any
 
 import pytest
 
-from agentrt import Context, Runtime, tool
+from agentrt import Context, Runtime, program, tool
 from agentrt.errors import (
     EngineDiedError,
     InterruptExpiredError,
     ToolLostError,
+    UnknownContextError,
 )
 from agentrt.executors.base import Chunk
 from agentrt.interrupts import Tool, ToolContext, ToolOptions, ToolRequest, ToolTransport
+from agentrt.interrupts.questions import Question
 from agentrt.journal import Journal
 from agentrt.journal.analysis.reading import ReadingStore, history
 from agentrt.journal.schema import EndRow
@@ -29,6 +31,7 @@ from tests.doubles.choices import Output
 from tests.doubles.scripted import ScriptedExecutor
 from tests.journal.killing import (
     Code,
+    Engine,
     QuickStore,
     World,
     begins,
@@ -388,6 +391,41 @@ async def test_a_program_that_was_done_ended_when_it_did(tmp_path: Path) -> None
 
 
 # -- time and races -------------------------------------------------------------------------
+
+
+async def test_a_forgotten_context_that_another_program_saved_again_stays(tmp_path: Path) -> None:
+    async def code(ctx: Context) -> None:
+        for text in ("draft", "story"):
+            await (await ctx.context(text)).save("text")
+        await (await ctx.context("note")).save("note")
+        await ctx.forget("note")
+        await (await ctx.context("old")).save("theirs")
+        await ctx.forget("theirs")
+        await ctx.human("go on?")
+
+    @program
+    async def other(ctx: Context) -> None:
+        await (await ctx.context("new")).save("theirs")
+
+    @program
+    async def reader(ctx: Context) -> list[str]:
+        texts = [await (await ctx.open(name)).text() for name in ("text", "theirs")]
+        with pytest.raises(UnknownContextError, match="'note'"):
+            await ctx.open("note")
+        return texts
+
+    async def answer(question: Question) -> str:
+        return "yes"
+
+    path = tmp_path / "journal"
+    await killed(path, code, begins("human"), after=True)
+    async with (
+        await Journal.open(lambda: QuickStore(path)) as journal,
+        Runtime(Engine(World()), ask_human=answer, journal=journal) as runtime,
+    ):
+        await runtime.start(other).wait()
+        await runtime.start(program_of(code), None, durable=Durable(number=1)).wait()
+        assert await runtime.start(reader).wait() == ["story", "new"]
 
 
 async def test_what_came_first_comes_first_again(tmp_path: Path) -> None:

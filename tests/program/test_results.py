@@ -43,6 +43,13 @@ def test_a_model_reads_which_parts_it_cannot_get(part: Any, says: str) -> None:
     assert shown([TEXT, part], {}) == [f"a dot\n{says}"]
 
 
+def test_a_model_reads_values_that_are_not_json_as_python_writes_them() -> None:
+    ring: list[Any] = ["tea"]
+    ring.append(ring)
+    assert shown(ring, {}) == ["['tea', [...]]"]
+    assert shown({(1, 2): "pair"}, {}) == ["{(1, 2): 'pair'}"]
+
+
 def test_a_vision_model_gets_images_in_tool_messages_or_user_messages() -> None:
     deaf = {"type": "text", "text": "[sound (audio/wav, 4 bytes), which this model cannot hear]"}
     assert shown([TEXT, DOT, SOUND], {"image_url": True}) == [[TEXT, DOT, deaf]]

@@ -137,6 +137,33 @@ def test_a_guess_stands_until_the_call_ends() -> None:
     assert last.cached == [0, 0, 0]
 
 
+def test_the_last_call_on_each_replica_is_a_guess_however_many_calls_followed() -> None:
+    """The branches of a map share a prompt; those that followed the first call on a replica may
+    all have gone elsewhere.
+    """
+    fleet, prompt = Fleet("cost"), blocks("a", 100)
+    first, *others = fleet.views
+    kept = fleet.dispatcher.send(call_of("p", prompt), [first])
+    for number in range(20):
+        fleet.dispatcher.send(call_of("p", prompt), [others[number % 2]])
+    branch = call_of("p", [*prompt, *blocks("branch", 4)])
+    fleet.dispatcher.send(branch, others)
+    assert [branch.cached_on(view) for view in fleet.views] == [100 * SIZE] * 3
+    fleet.dispatcher.ended(kept)
+    after = call_of("p", prompt)
+    fleet.dispatcher.send(after, others)
+    assert after.cached_on(first) == 0
+
+
+def test_a_call_leaves_its_home_for_a_replica_that_has_cached_as_much() -> None:
+    """The margin is a share of what staying saves, and staying saves nothing here."""
+    fleet, prompt = Fleet("cost"), blocks("a", 100)
+    for replica in (0, 1):
+        fleet.tell(replica, prompt)
+    home = fleet.send("p", prompt)
+    assert fleet.send("p", prompt).replica.index == 1 - home.replica.index
+
+
 def test_where_nobody_tells_a_program_s_last_replica_is_the_guess() -> None:
     fleet = Fleet("cost")
     first = RouterCall("p", 4000)

@@ -31,6 +31,8 @@ class Trained(ScriptedExecutor):
         self.own = Weights()
         self.fails = False
         self.folders: list[str] = []
+        self.loading, self.may_load = asyncio.Event(), asyncio.Event()
+        self.may_load.set()
 
     @property
     def weights(self) -> Weights:
@@ -42,6 +44,8 @@ class Trained(ScriptedExecutor):
         return "mark"
 
     async def load_weights(self, weights: Weights, *, clear_cache: bool = False) -> None:
+        self.loading.set()
+        await self.may_load.wait()
         if self.fails:
             raise EngineError("no memory")
         self.own = weights
@@ -159,6 +163,49 @@ async def test_a_cancelled_update_lets_programs_begin(runtime: Runtime) -> None:
     await later.wait()
     assert versions(later) == [0]
     assert await runtime.update_weights("v1") == 1
+
+
+async def test_an_update_that_is_cancelled_while_engines_load_is_done_and_then_cancelled(
+    runtime: Runtime,
+) -> None:
+    executor = runtime.executor
+    assert isinstance(executor, Trained)
+
+    async def train() -> None:
+        try:
+            await runtime.update_weights("new")
+        finally:
+            after.append(runtime.weights_version)
+
+    after: list[int] = []
+    executor.may_load.clear()
+    training = asyncio.create_task(train())
+    await executor.loading.wait()
+    training.cancel()
+    await turns()
+    assert not training.done()
+    executor.may_load.set()
+    await asyncio.wait([training])
+    assert (training.cancelled(), after) == (True, [1])
+
+
+async def test_a_time_limit_that_passes_while_engines_load_is_noticed(runtime: Runtime) -> None:
+    executor = runtime.executor
+    assert isinstance(executor, Trained)
+    executor.may_load.clear()
+
+    async def release() -> None:
+        await executor.loading.wait()
+        limit.reschedule(0)
+        await turns()
+        executor.may_load.set()
+
+    releasing = asyncio.create_task(release())
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(None) as limit:
+            await runtime.update_weights("new")
+    await releasing  # the time limit has left no cancellation behind
+    assert runtime.weights_version == 1
 
 
 async def test_programs_that_are_too_stale_are_ended(runtime: Runtime) -> None:

@@ -158,7 +158,8 @@ async def open_server(
         shared, fronts = await engine_and_fronts(flags, model, reminders=reminders)
         fields = {one.name: getattr(shared, one.name) for one in dataclasses.fields(shared)}
         own: dict[str, Any] = {"script": script or shared.script, "slots": slots}
-        engine: Any = kind(**{**fields, **own, "calls": [], "aborted_calls": [], "ended": []})
+        lists: dict[str, Any] = {"calls": [], "aborted_calls": [], "ended": [], "notes": []}
+        engine: Any = kind(**{**fields, **own, **lists})
     else:
         engine, fronts = real, fronts_of(await open_frontend(real, (MODEL,)))
     own_limits = limits_of or {}

@@ -23,6 +23,7 @@ from agentrt.serving._compat import (
 TESTED = SpecifierSet(">=0.54,<1")
 OF_READERS = ("connection_lost", "pause_writing", "resume_writing")
 HOOKS = (
+    "_start_asgi_task",
     "connection_made",
     "data_received",
     "on_headers_complete",

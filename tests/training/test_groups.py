@@ -94,6 +94,7 @@ plan = st.lists(st.sampled_from([ENDS, FAILS, FORGETS, WAITS]), max_size=6)
     replacements=st.integers(0, 4),
     stragglers=st.sampled_from(["drop", "keep"]),
     filtered=st.booleans(),
+    count=st.integers(1, 5),
 )
 @settings(deadline=None)
 def test_no_group_and_no_sample_is_lost(
@@ -105,6 +106,7 @@ def test_no_group_and_no_sample_is_lost(
     replacements: int,
     stragglers: Any,
     filtered: bool,
+    count: int,
 ) -> None:
     """Every group ends in one way, and every sample in one way, whatever the samples do."""
     for waits in plans:  # more samples that wait than extra samples would wait for ever
@@ -131,11 +133,11 @@ def test_no_group_and_no_sample_is_lost(
             keep=varied if filtered else None,
         )
         async with stream:
-            async for group in stream:
+            while taken := await stream.take(count):
                 counts = stream.counts
                 over = counts.taken + counts.filtered + counts.failed
                 assert counts.begun - over < ahead + 1
-                made.append(group)
+                made += taken
         return stream, made
 
     stream, made = asyncio.run(all_groups())
@@ -194,6 +196,21 @@ async def test_the_stream_runs_no_further_ahead_than_allowed() -> None:
             assert len(script.begun) == 3 + taken
             assert script.live == 0
     assert stream.counts.taken == 5
+
+
+async def test_a_cancelled_call_loses_no_group() -> None:
+    script = Script({"b": [WAITS] * 2})
+    async with stream_of(script, ["a", "b", "c", "d"], samples=2, enough=3, ahead=2) as stream:
+        taking = asyncio.create_task(stream.take(4))
+        while stream.counts.ended < 6:
+            await asyncio.sleep(0)
+        taking.cancel()
+        await asyncio.wait([taking])
+        assert taking.cancelled()
+        assert stream.counts.taken == 0
+        assert [group.id for group in await stream.take(2)] == ["1", "3"]
+        assert [(await anext(stream)).id, stream.counts.taken] == ["4", 3]
+    assert script.live == 0
 
 
 async def test_enough_groups_end_the_stream_and_its_samples() -> None:
@@ -408,10 +425,11 @@ async def test_an_engine_that_dies_ends_the_stream_with_its_error() -> None:
             raise EngineDiedError("no engine")
         return "fine"
 
-    stream = stream_of(Script(), ["a", "b"], samples=1, executor=LettersEngine(dies))
+    stream = stream_of(Script(), ["a", "b"], samples=1, ahead=1, executor=LettersEngine(dies))
     with pytest.raises(EngineDiedError):
-        async for _ in stream:
-            pass
+        await stream.take(2)
+    assert [group.id for group in await stream.take(2)] == ["1"]  # it was ready before
+    assert await stream.take(2) == []
 
 
 async def test_a_stream_that_was_closed_goes_on_from_its_files(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import os
 import re
 from pathlib import Path
 
-from agentrt.errors import ModelLoadError
+from agentrt.errors import ModelLoadError, shown_url
 from agentrt.files import expanded
 from agentrt.proxies import environment_fault
 
@@ -46,6 +46,7 @@ def check_on_hub(model: str, endpoint: str | None = None) -> None:
     if _is_cached(model, Path(constants.HF_HUB_CACHE)):
         return
     address = endpoint or constants.ENDPOINT
+    shown = shown_url(address)
     if (fault := environment_fault(address)) is not None:
         raise ModelLoadError(f"model {model!r} cannot be loaded: {fault}")
     lacking = f"model {model!r} is not in the cache {constants.HF_HUB_CACHE}, and "
@@ -53,12 +54,12 @@ def check_on_hub(model: str, endpoint: str | None = None) -> None:
         HfApi(endpoint=address).model_info(model, timeout=_TIMEOUT_S)
     except GatedRepoError as error:
         raise ModelLoadError(
-            f"model {model!r} is gated: accept its terms at {address}/{model}, and set HF_TOKEN to "
+            f"model {model!r} is gated: accept its terms at {shown}/{model}, and set HF_TOKEN to "
             "a token of your account"
         ) from error
     except RepositoryNotFoundError as error:
         raise ModelLoadError(
-            f"model {model!r} is not on the hub {address}, and no folder has this name; check the "
+            f"model {model!r} is not on the hub {shown}, and no folder has this name; check the "
             "name, set HF_TOKEN if the model is private, "
             f"{_USE_A_FOLDER}"
         ) from error
@@ -69,7 +70,7 @@ def check_on_hub(model: str, endpoint: str | None = None) -> None:
     except Exception as error:
         if type(error).__name__ in _UNREACHED:
             raise ModelLoadError(
-                f"{lacking}the hub {address} cannot be reached: {error}; check the network and "
+                f"{lacking}the hub {shown} cannot be reached: {error}; check the network and "
                 f"HTTPS_PROXY, {_USE_A_FOLDER}"
             ) from error
 

@@ -19,7 +19,6 @@ from langchain_core.outputs import ChatGenerationChunk, ChatResult
 from langchain_core.runnables import Runnable
 from langchain_core.tools import BaseTool
 from langchain_core.utils import from_env, secret_from_env
-from langchain_core.utils.function_calling import convert_to_openai_tool
 from pydantic import ConfigDict, Field, PrivateAttr, SecretStr, model_validator
 
 from agentrt.errors import ConfigError
@@ -32,8 +31,10 @@ from agentrt.integrations.langchain.options import (
     SENT,
     Method,
     as_choice,
+    as_tools,
     by_own_names,
     model_options,
+    names_of,
     request_of,
     seconds,
     structured,
@@ -278,8 +279,8 @@ class ChatAgentRT(BaseChatModel):
         """
         if self.custom_get_token_ids is not None:
             return super().get_num_tokens_from_messages(messages)
-        shaped = [convert_to_openai_tool(tool) for tool in tools or ()]
-        request = request_of(as_chat(messages), {"model": self.model, "tools": shaped})
+        options = {"model": self.model, "tools": as_tools(tools or ())}
+        request = request_of(as_chat(messages), options)
         return self._client(self.model).ask(lambda front: front.count_tokens(request))
 
     # -- tools and schemas -------------------------------------------------------------
@@ -297,8 +298,8 @@ class ChatAgentRT(BaseChatModel):
         ``tool_choice`` is ``auto`` (the default: the model calls a tool or answers), ``any`` or
         ``required`` (it must call a tool), ``none``, a tool's name, or True for ``any``.
         """
-        shaped = [convert_to_openai_tool(tool, strict=strict) for tool in tools]
-        names = [tool["function"]["name"] for tool in shaped if "function" in tool]
+        shaped = as_tools(tools, strict=strict)
+        names = names_of([tool for tool in shaped if "function" in tool])
         if (choice := as_choice(tool_choice, names)) is not None:
             kwargs["tool_choice"] = choice
         return self.bind(tools=shaped, **kwargs)

@@ -121,6 +121,8 @@ class RuntimeClient:
         loop = self._loop_for_threads()
         box: queue.SimpleQueue[Answer | None] = queue.SimpleQueue()
         job = LoopJob(loop, lambda: self._stream(request, terms, box.put))
+        # Also if the work never begins, for example because its loop is closed.
+        job.outcome.add_done_callback(lambda outcome: box.put(None))
         try:
             job.start()
             while (piece := box.get()) is not None:
@@ -141,6 +143,7 @@ class RuntimeClient:
                 here.call_soon_threadsafe(box.put_nowait, piece)
 
         job = LoopJob(self._home(), lambda: self._stream(request, terms, put))
+        job.outcome.add_done_callback(lambda outcome: put(None))
         try:
             job.start()
             while (piece := await box.get()) is not None:
@@ -214,18 +217,13 @@ class RuntimeClient:
                 answer = await emitter.chat(request, caller)
                 return {**answer, ACCOUNT: account_of(caller.replies)}
 
-    async def _stream(
-        self, request: Request, terms: Terms, put: Callable[[Answer | None], None]
-    ) -> None:
-        try:
-            async with self._under(terms) as runtime:
-                with caller_in(runtime, terms.scope) as (emitter, caller):
-                    async with aclosing(emitter.chat_stream(request, caller)) as pieces:
-                        async for piece in pieces:
-                            put(piece)
-                    put({"choices": [], ACCOUNT: account_of(caller.replies)})
-        finally:
-            put(None)
+    async def _stream(self, request: Request, terms: Terms, put: Callable[[Answer], None]) -> None:
+        async with self._under(terms) as runtime:
+            with caller_in(runtime, terms.scope) as (emitter, caller):
+                async with aclosing(emitter.chat_stream(request, caller)) as pieces:
+                    async for piece in pieces:
+                        put(piece)
+                put({"choices": [], ACCOUNT: account_of(caller.replies)})
 
     @asynccontextmanager
     async def _under(self, terms: Terms) -> AsyncIterator[Runtime]:

@@ -13,7 +13,7 @@ from langchain_core.messages import (
     convert_to_openai_messages,
 )
 
-from agentrt.errors import ConfigError
+from agentrt.errors import ConfigError, text_of
 
 Block = str | dict[str, Any]
 Said = dict[str, Any]
@@ -33,7 +33,20 @@ def as_chat(messages: Sequence[BaseMessage]) -> list[Said]:
     """
     if not messages:
         raise ConfigError("the list of messages is empty; pass at least one message")
-    return [_said(part) for message in messages for part in _parts(message)]
+    return [said for message in messages for said in _converted(message)]
+
+
+def _converted(message: BaseMessage) -> list[Said]:
+    try:
+        return [_said(part) for part in _parts(message)]
+    except (ValueError, TypeError, AttributeError, KeyError) as error:
+        wrong = f"a block has no field {error}" if isinstance(error, KeyError) else in_line(error)
+        raise ConfigError(f"cannot convert a {type(message).__name__}: {wrong}") from error
+
+
+def in_line(error: BaseException) -> str:
+    """Return the text of an error in one line."""
+    return " ".join(text_of(error).split())
 
 
 def _parts(message: BaseMessage) -> Iterator[BaseMessage]:
@@ -44,9 +57,14 @@ def _parts(message: BaseMessage) -> Iterator[BaseMessage]:
     results = [block for block in blocks if _type(block) == "tool_result"]
     for block in results:
         assert isinstance(block, dict)
+        if not isinstance(block.get("tool_use_id"), str):
+            raise ConfigError(
+                f"a tool_result block has the tool_use_id {block.get('tool_use_id')!r}; set it to "
+                "the id of the tool_use block, a text"
+            )
         yield ToolMessage(
             block.get("content") or "",
-            tool_call_id=block.get("tool_use_id"),
+            tool_call_id=block["tool_use_id"],
             status="error" if block.get("is_error") else "success",
         )
     rest = [block for block in blocks if block not in results]
@@ -59,10 +77,7 @@ def _said(message: BaseMessage) -> Said:
     if blocks:
         content = [_known(block) for block in blocks if _type(block) not in _IN_FIELDS]
         message = message.model_copy(update={"content": content})
-    try:
-        said: Any = convert_to_openai_messages(message)
-    except (ValueError, TypeError, KeyError) as error:
-        raise ConfigError(f"cannot convert a {type(message).__name__}: {error}") from error
+    said: Any = convert_to_openai_messages(message)
     if isinstance(message, AIMessage):
         said |= _thought(message, blocks)
         if message.invalid_tool_calls:

@@ -19,6 +19,7 @@ from langchain_core.utils.function_calling import convert_to_json_schema, conver
 from langchain_core.utils.pydantic import is_basemodel_subclass
 
 from agentrt.errors import ConfigError
+from agentrt.integrations.langchain.messages import in_line
 
 ALIASES = {
     "model_name": "model",
@@ -163,7 +164,7 @@ def request_of(chat: Sequence[Mapping[str, Any]], options: Mapping[str, Any]) ->
 def _form(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return a request's fields for tools and a schema."""
     form: dict[str, Any] = {}
-    names = [_checked(tool) for tool in options.get("tools") or ()]
+    names = names_of(options.get("tools") or ())
     if names:
         form["tools"] = list(options["tools"])
     choice = as_choice(options.get("tool_choice"), names)
@@ -177,17 +178,43 @@ def _form(options: Mapping[str, Any]) -> dict[str, Any]:
     return form
 
 
-def _checked(tool: Mapping[str, Any]) -> str:
-    """Return a tool's name. Raises `ConfigError` unless the tool's type is ``function`` and it has
-    an object ``function``.
+def as_tools(tools: Any, *, strict: bool | None = None) -> list[dict[str, Any]]:
+    """Convert functions, LangChain's tools and schemas into tools of OpenAI's form. Raises
+    `ConfigError` for a tool that cannot be converted.
     """
+    try:
+        return [convert_to_openai_tool(tool, strict=strict) for tool in tools]
+    except (ValueError, TypeError, AttributeError, KeyError) as error:
+        raise ConfigError(f"cannot convert the tools {tools!r:.200}: {in_line(error)}") from error
+
+
+def names_of(tools: Any) -> list[str]:
+    """Return the names of tools in OpenAI's form.
+
+    Raises `ConfigError` unless each tool has the type ``function`` and an object ``function`` with
+    a name.
+    """
+    if not isinstance(tools, Sequence) or isinstance(tools, str):
+        raise ConfigError(f"tools is {tools!r:.200}; pass a list of tools in OpenAI's form")
+    return [_name_of(tool) for tool in tools]
+
+
+def _name_of(tool: Any) -> str:
+    if not isinstance(tool, Mapping):
+        raise ConfigError(
+            f"tool {tool!r:.200} is a {type(tool).__name__}; pass tools in OpenAI's form, or use "
+            "bind_tools, which converts functions, LangChain tools and schemas"
+        )
     function = tool.get("function")
     if tool.get("type") != "function" or not isinstance(function, Mapping):
         raise ConfigError(
             f"tool {tool.get('name') or tool.get('type')!r} is a service of another provider; "
             "pass functions, LangChain tools or schemas"
         )
-    return str(function["name"])
+    name = function.get("name")
+    if not isinstance(name, str) or not name:
+        raise ConfigError(f"tool {dict(tool)!r:.200} has the name {name!r}; set function.name")
+    return name
 
 
 def as_choice(
@@ -200,7 +227,8 @@ def as_choice(
     """
     if isinstance(choice, Mapping):
         function = choice.get("function")
-        choice = function["name"] if function else choice.get("name") or choice.get("type")
+        by_name = function if isinstance(function, Mapping) else choice
+        choice = by_name.get("name") or choice.get("type") or dict(choice) or None
     if choice is None or choice is False:
         return None
     if choice in names:
@@ -226,8 +254,8 @@ def as_format(wanted: Any) -> Mapping[str, Any]:
     if isinstance(wanted, Mapping) and wanted.get("type") in ("text", "json_object"):
         return wanted
     if isinstance(wanted, Mapping) and wanted.get("type") == "json_schema":
-        spec = wanted.get("json_schema") or {}
-        if spec.get("schema") is None:
+        spec = wanted.get("json_schema")
+        if not isinstance(spec, Mapping) or spec.get("schema") is None:
             raise ConfigError(
                 "response_format of type json_schema has no json_schema.schema; add the schema"
             )

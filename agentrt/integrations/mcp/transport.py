@@ -295,10 +295,14 @@ def text_of(content: list[ContentBlock]) -> str:
 
 
 def _size(result: CallToolResult) -> int:
-    size = sum(_length(block) for block in result.content)
-    if size == 0 and result.structured_content is not None:  # most servers repeat it as text
-        size = len(json.dumps(result.structured_content))
-    return size
+    """Return the number of characters of a result's blocks, or of its structured content as JSON,
+    whichever is larger, because most servers send the same content in both forms.
+    """
+    size, content = sum(map(_length, result.content)), result.structured_content
+    # Many servers wrap a text. It counts without this wrapping and without JSON's escapes.
+    if content is None or content == {"result": text_of(result.content)}:
+        return size
+    return max(size, len(json.dumps(content, ensure_ascii=False, separators=(",", ":"))))
 
 
 def _length(block: ContentBlock) -> int:
@@ -309,6 +313,8 @@ def _length(block: ContentBlock) -> int:
             return len(data)
         case EmbeddedResource(resource=TextResourceContents(text=data)):
             return len(data)
+        case ResourceLink(uri=uri, description=description):
+            return len(str(uri)) + len(description or "")
     return 0
 
 

@@ -14,7 +14,7 @@ import aiomqtt
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 
-from agentrt.errors import ConfigError
+from agentrt.errors import ConfigError, shown_url, url_fault
 from agentrt.integrations._compat.aiomqtt import properties
 from agentrt.integrations.mqtt.topics import TopicPrefix
 
@@ -104,12 +104,10 @@ def read_broker(
 
 
 def _parts(url: str) -> SplitResult:
-    shown = f"{url.partition('://')[0]}://…{url.rpartition('@')[2]}" if "@" in url else url
-    try:
-        parts = urlsplit(url)
-        parts.port  # noqa: B018 - raises for a port that is not a number
-    except ValueError as error:
-        raise ConfigError(f"{shown!r} is not a broker's address: {error}; write {_FORM}") from error
+    shown = shown_url(url)
+    if (fault := url_fault(url)) is not None:
+        raise ConfigError(f"{shown!r} is not a broker's address: {fault}; write {_FORM}")
+    parts = urlsplit(url)
     if parts.scheme not in ("mqtt", "mqtts") or not parts.hostname:
         raise ConfigError(f"{shown!r} is not a broker's address; write {_FORM}")
     if parts.query or parts.fragment:

@@ -54,7 +54,8 @@ class Miss:
     weights, and ``again`` is the length of the common beginning. The fields from ``earlier`` to
     ``again`` keep their defaults if the journal has no texts, or if there is no difference to
     report: the prompt only extends an earlier prompt, or too little of it is equal again after the
-    difference. ``by`` are the programs for which blocks were evicted.
+    difference, or the verdict is `EVICTED` and the closest earlier prompt has another salt or
+    another version of the weights. ``by`` are the programs for which blocks were evicted.
     """
 
     node: str
@@ -231,10 +232,11 @@ def _miss(
     causes = {cause.program: cause for s in spans if s.reason == RECOMPUTE for cause in s.by}
     counts = (report.prompt_tokens, report.cached_tokens, lost, tuple(causes.values()))
     left = _left(prompt, before) if prompt is not None else None
-    where: tuple[Any, ...] = () if left is None else left[1:]
+    verdict, *where = (NEW,) if left is None else left
     if lost:
-        return Miss(stay.start.node, EVICTED, *counts, *where)
-    return Miss(stay.start.node, NEW if left is None else left[0], *counts, *where)
+        # Blocks of a prompt with another salt or other weights are not those that were evicted.
+        return Miss(stay.start.node, EVICTED, *counts, *(where if verdict == CHANGED else ()))
+    return Miss(stay.start.node, verdict, *counts, *where)
 
 
 def _left(prompt: _Prompt, before: Iterable[_Prompt | None]) -> tuple[Any, ...] | None:

@@ -17,7 +17,7 @@ from agentrt.errors import AgentrtError, JournalError, NotServedError
 from agentrt.executors.identity import PREFIX
 from agentrt.program import Program
 from agentrt.runtime.durable import Durable
-from agentrt.runtime.run import RunState
+from agentrt.runtime.run import RunState, cancel_until_ended
 from agentrt.serving.batches.lines import ANSWER_ID_PREFIX, LineAnswer, LineRequest, batch_id_of
 from agentrt.serving.batches.slots import CallSlots, ProgramSlots, Slots
 from agentrt.serving.bodies import TooLargeError, read_body, whole
@@ -199,7 +199,7 @@ class ProgramEndpoint:
                 # The run stays open in the journal. If its batch is still live after a restart, the
                 # next server resumes the run.
                 run.left = True
-                run.cancel()
+                cancel_until_ended(run)
                 await asyncio.wait([run.task])
             self._runs.forget(served)
         described = describe_run(served)

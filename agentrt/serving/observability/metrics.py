@@ -237,10 +237,15 @@ class Metrics(Collector):
 
 
 def of_tenant(metrics: Iterable[Metric], tenant: str) -> Iterator[Metric]:
-    """Yield the metrics with the samples of one tenant only."""
+    """Yield the metrics with the samples of one tenant only.
+
+    A tenant whose name is `OTHER` gets no samples, because those with this label are sums over
+    several tenants.
+    """
     for metric in metrics:
         own = Metric(metric.name, metric.documentation, metric.type, metric.unit)
-        own.samples = [s for s in metric.samples if s.labels.get("tenant") == tenant]
+        if tenant != OTHER:
+            own.samples = [s for s in metric.samples if s.labels.get("tenant") == tenant]
         yield own
 
 

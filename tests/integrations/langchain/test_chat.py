@@ -137,9 +137,18 @@ async def test_text_is_a_format_too(model: ChatAgentRT, executor: ScriptedExecut
         ({"timeout": (1, 2)}, "timeout .* seconds for the whole call, greater than 0"),
         ({"max_tokens": 1, "max_completion_tokens": 2}, "max_completion_tokens and max_tokens"),
         ({"tools": [{"type": "web_search"}]}, "'web_search' is a service of another provider"),
+        ({"tools": [{"type": "function", "function": {}}]}, r"tool .* has the name None; set func"),
+        ({"tools": [5]}, "tool 5 is a int; pass tools in OpenAI's form"),
+        ({"tools": 5}, "tools is 5; pass a list of tools"),
         ({"tool_choice": "add"}, "tool_choice 'add' is not a tool of this call"),
+        ({"tool_choice": {"function": {"nam": "add"}}}, "tool_choice {.* is not a tool"),
+        ({"tool_choice": {"function": "add"}}, "tool_choice {.* is not a tool"),
         ({"schema": JOKE, "response_format": JOKE}, "both schema and response_format"),
         ({"response_format": {"type": "json_schema"}}, "has no json_schema.schema"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": "x"}},
+            "has no json_schema.sch",
+        ),
     ],
 )
 async def test_a_call_that_cannot_be_is_refused_in_one_line(
@@ -173,6 +182,12 @@ async def test_a_call_that_cannot_be_is_refused_in_one_line(
             lambda: ChatAgentRT().bind_tools([add], tool_choice="sub"),
             ConfigError,
             "'sub' is not a tool",
+        ),
+        (lambda: ChatAgentRT().bind_tools([5]), ConfigError, r"the tools \[5\]: Unsupported"),  # type: ignore[list-item]
+        (
+            lambda: ChatAgentRT().bind_tools([{"type": "function", "function": {}}]),
+            ConfigError,
+            "has the name None; set function.name",
         ),
         (
             lambda: ChatAgentRT().with_structured_output(Joke, method=XML),

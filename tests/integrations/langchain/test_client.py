@@ -270,6 +270,34 @@ def test_a_runtime_is_borrowed_where_it_lives() -> None:
     loop.close()
     with pytest.raises(EngineDiedError, match="closed"):
         asyncio.run(RuntimeClient.borrow(runtime, loop).acall(ASK))
+    with pytest.raises(EngineDiedError, match="closed"):
+        asyncio.run(read(RuntimeClient.borrow(runtime, loop)))
+
+
+async def read(client: RuntimeClient) -> list[Any]:
+    async with asyncio.timeout(60):
+        return [piece async for piece in client.astream(ASK)]
+
+
+def test_a_stream_that_is_cancelled_before_it_begins_ends() -> None:
+    loop = asyncio.new_event_loop()
+    client = RuntimeClient.borrow(Runtime(ScriptedExecutor()), loop)
+
+    async def cancel_all() -> None:
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+
+    async def main() -> None:
+        reading = asyncio.create_task(read(client))
+        await asyncio.sleep(0)  # the loop has the work now, and does not run yet
+        await asyncio.to_thread(loop.run_until_complete, cancel_all())
+        with pytest.raises(EngineDiedError, match="was cancelled"):
+            await reading
+
+    asyncio.run(main())
+    loop.close()
 
 
 class Broken(ScriptedExecutor):

@@ -166,11 +166,20 @@ def test_what_a_model_thought_goes_back_to_it() -> None:
     [
         ({"type": "audio", "file_id": "f"}, "a HumanMessage: .*audio"),
         ({"type": "image", "file_id": "f"}, "a HumanMessage: .*source type"),
+        ({"type": "audio", "base64": "AA=="}, "a HumanMessage: a block has no field 'mime_type'"),
+        ({"type": "audio", "base64": "AA==", "mime_type": [5]}, "a HumanMessage: "),
+        ({"type": "tool_result", "content": "2"}, "has the tool_use_id None; set it to the id"),
     ],
 )
 def test_a_block_without_a_form_is_refused(block: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(ConfigError, match=message) as refused:
         as_chat([HumanMessage([block])])
+    assert "\n" not in str(refused.value)
+
+
+def test_a_thought_that_is_no_text_is_refused() -> None:
+    with pytest.raises(ConfigError, match="cannot convert a AIMessage"):
+        as_chat([AIMessage([{"type": "thinking", "thinking": 5}])])
 
 
 def test_what_is_no_chat_is_refused() -> None:

@@ -18,7 +18,7 @@ from mcp.server.elicitation import AcceptedElicitation, ElicitationResult
 from mcp.server.mcpserver import Context, Image, MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
 from mcp.server.mcpserver.resolve import Elicit, Resolve
-from mcp.types import CallToolResult, ToolAnnotations
+from mcp.types import CallToolResult, ResourceLink, TextContent, ToolAnnotations
 from pydantic import BaseModel
 
 SAFE = ToolAnnotations(idempotent_hint=True)
@@ -139,6 +139,22 @@ def hidden() -> str:
 def lie() -> Sum:
     """Give what its schema does not have: see `lying`."""
     return Sum(total=0)
+
+
+@server.tool()
+def tabulate(size: int) -> CallToolResult:
+    """A table of so many characters, and a short text beside it."""
+    text = TextContent(type="text", text="ok")
+    return CallToolResult(content=[text], structured_content={"cells": "x" * size})
+
+
+@server.tool()
+def link(size: int) -> CallToolResult:
+    """A link with a description of so many characters."""
+    about = ResourceLink(
+        type="resource_link", name="page", uri="https://example.org", description="x" * size
+    )
+    return CallToolResult(content=[about])
 
 
 async def lying(ctx: ServerRequestContext[Any, Any], call_next: CallNext) -> HandlerResult:

@@ -69,6 +69,15 @@ async def test_a_result_may_be_too_large(client: Client, size: int) -> None:
     assert await client.call("add", a=1, b=2) == {"total": 3}
 
 
+@pytest.mark.parametrize("tool", ["tabulate", "link"])
+async def test_structured_content_and_descriptions_of_links_count_as_well(
+    client: Client, tool: str
+) -> None:
+    await client.call(tool, size=LARGEST // 2)
+    with pytest.raises(ToolResultError, match=rf"tool {tool}: the result has 1000\d\d characters"):
+        await client.call(tool, size=LARGEST)
+
+
 async def test_a_tool_can_be_gone(client: Client) -> None:
     gone = client.tools["add"].renamed("subtract")
     gone.remote = "subtract"

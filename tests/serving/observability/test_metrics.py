@@ -98,6 +98,19 @@ def test_names_of_clients_add_no_labels() -> None:
     assert labels.of("b", "other") == ("b", "other")
 
 
+@pytest.mark.parametrize("reader", ["bob", "other"])
+def test_a_tenant_without_a_label_of_its_own_sees_no_sums_of_other_tenants(reader: str) -> None:
+    log = ProgramLog(RunRegistry())
+    log.metrics.labels = Labels(tenants=1)
+    log.open()
+    for tenant in ("ann", "bob", "carl"):
+        log.registry.close(log.registry.open("agent", tenant=tenant), RunState.DONE)
+    metrics = [*log.metrics.registry.collect()]
+    labels = {sample.labels["tenant"] for metric in metrics for sample in metric.samples}
+    assert labels == {"ann", "other"}
+    assert [sample for metric in of_tenant(metrics, reader) for sample in metric.samples] == []
+
+
 def test_a_type_is_bound_in_the_metrics_of_many_programs() -> None:
     log = ProgramLog(RunRegistry())
     log.metrics.labels = Labels(types=3)

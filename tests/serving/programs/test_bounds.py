@@ -135,6 +135,20 @@ async def test_headers_without_end_are_refused() -> None:
         await local.until(lambda: connections(local) == 0)
 
 
+async def test_a_request_over_the_limit_of_connections_is_refused_as_other_requests_are() -> None:
+    async with open_server(bounds=Bounds(connections=2)) as local:
+        raw = await Raw.to(local)
+        await local.until(lambda: connections(local) == 1)
+        answer = await local.client.post(CHAT, json=body())
+        assert answer.status_code == 503
+        assert (answer.headers["retry-after"], answer.headers["connection"]) == ("5", "close")
+        assert answer.headers["x-request-id"]
+        assert answer.json()["error"]["code"] == "too_many_connections"
+        await raw.close()
+        await local.until(lambda: connections(local) == 0)
+        assert (await local.client.post(CHAT, json=body())).status_code == 200
+
+
 async def test_a_client_that_does_not_read_is_disconnected_and_its_call_cancelled() -> None:
     class Chatter(Held):
         """An executor whose calls never end."""

@@ -22,7 +22,7 @@ import sqlalchemy as sa
 from sqlalchemy.exc import OperationalError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
-from agentrt.errors import ConfigError
+from agentrt.errors import ConfigError, shown_url
 from agentrt.files import file_named, lock_beside
 from agentrt.serving.langgraph.database import filters, tables
 from agentrt.serving.langgraph.database._compat_sqlite import (
@@ -81,10 +81,11 @@ class Address:
     def parse(cls, option: str) -> Address:
         """Parse the value of ``--database``. Raises `ConfigError` for an invalid value."""
         if option.startswith(("postgresql://", "postgres://")):
+            _check_authority(option)
             return cls(None, "postgresql://" + option.partition("://")[2])
         kind, _, name = option.partition(":")
         if kind != "sqlite" or name in ("", ":memory:") or name.startswith("//"):
-            raise ConfigError(f"invalid --database {option!r}; {_FORMS}")
+            raise ConfigError(f"invalid --database {shown_url(option)!r}; {_FORMS}")
         path = file_named(name, f"--database {option}")
         writer = CommitGroups(str(path), _add_functions, timeout=_BUSY_S)
         return cls(path, f"sqlite+aiosqlite:///{path}", writer)
@@ -97,6 +98,24 @@ class Address:
         user = head.removeprefix("postgresql://").partition(":")[0]
         shown = f"postgresql://{user}{at}{tail}" if at else self.url
         return _PASSWORD.sub(r"\1...", shown)
+
+
+_HOST = re.compile(r"(?:\[[^\]@]*\]|[^:@\s]*)(?::\d*)?")
+
+
+def _check_authority(url: str) -> None:
+    """Raise `ConfigError` if PostgreSQL's client would read a part of the password as the host or
+    the port. Its own errors quote this part.
+    """
+    before_path = url.partition("://")[2].partition("/")[0]
+    user, _, hosts = before_path.rpartition("@")
+    hosts = hosts.partition("?")[0]
+    is_valid = all(map(_HOST.fullmatch, hosts.split(",")))
+    if not is_valid or re.search(r"[@\s]|%(?![0-9a-fA-F]{2})", user):
+        raise ConfigError(
+            f"invalid --database {shown_url(url)!r}: its port is not a number, or a character of "
+            f"its user or its password must be written as %XX, such as %2F for /; {_FORMS}"
+        )
 
 
 def engines(address: Address) -> tuple[AsyncEngine, AsyncEngine]:

@@ -49,6 +49,22 @@ def test_a_password_is_not_shown() -> None:
         assert str(address).startswith(url.partition("secret")[0])
 
 
+@pytest.mark.parametrize("password", ["secret/x", "se@secret", "secret x", "%secret"])
+def test_a_password_that_postgresql_would_not_read_is_refused_and_not_shown(password: str) -> None:
+    with pytest.raises(ConfigError, match="such as %2F for /") as raised:
+        Address.parse(f"postgresql://u:{password}@h/d")
+    assert "secret" not in str(raised.value)
+    with pytest.raises(ConfigError, match="invalid --database 'mysql://…@h/d'"):
+        Address.parse(f"mysql://u:{password}@h/d")
+
+
+@pytest.mark.parametrize(
+    "place", ["u:a%2Fb?c#d@h:5432/d", "[::1]:5432/d", "h:1,i:2/d?user=a@b", "/d"]
+)
+def test_an_address_that_postgresql_reads_is_accepted(place: str) -> None:
+    assert Address.parse(f"postgresql://{place}").url == f"postgresql://{place}"
+
+
 async def test_a_file_of_something_else_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "notes.db"
     file.write_text("these are my notes, and they are more than a hundred bytes long " * 3)
