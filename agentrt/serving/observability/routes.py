@@ -224,7 +224,7 @@ class _StreamResponse(EventSourceResponse):
     """
 
     def __init__(self, feed: EventStream) -> None:
-        super().__init__((), ping=NEVER_S, send_timeout=_SEND_S)
+        super().__init__(iter(()), ping=NEVER_S, send_timeout=_SEND_S)
         self._feed = feed
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
