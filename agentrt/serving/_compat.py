@@ -138,7 +138,7 @@ class TimeoutProtocol(ReaderTimeout, HttpToolsProtocol):
             self._await_request()  # the next request on a kept-alive connection
         if not self._in_body:
             self._header_bytes += len(data)
-            if b"pgrade" in data or b"PGRADE" in data:
+            if b"upgrade" in data.lower():
                 data = _without_upgrade(data)
         super().data_received(data)
         if self._in_body and self.cycle.response_complete:

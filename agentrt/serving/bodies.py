@@ -30,6 +30,8 @@ LONG = 64 * 1024
 MANY_OBJECTS = 2048
 """A request whose body has more objects and lists is a large request, too."""
 _AGENTS = "/a2a/"
+_FORMS = ("/v1/files", "/v1/audio/")
+"""The paths whose routes read forms."""
 _SEARCHES = ("/search", "/count")
 _SEARCH_BYTES = 128 * 1024
 """Maximum size of the body of a search (bytes)."""
@@ -161,7 +163,9 @@ class _IncomingBody:
         is_search = path.endswith(_SEARCHES)
         self._most_bytes = min(most_bytes, _SEARCH_BYTES) if is_search else most_bytes
         self._most_values = MOST_VALUES_OF_AGENTS if path.startswith(_AGENTS) else MOST_VALUES
-        self._is_form = headers.get(b"content-type", b"").startswith(b"multipart/")
+        kind = headers.get(b"content-type", b"").lower()
+        # Routes of other paths read JSON whatever the content type says.
+        self._is_form = path.startswith(_FORMS) and kind.startswith(b"multipart/")
         self._count, self._counted = JSONCount(), 0
         self._compressed = bytearray()
         self._is_compressed = False

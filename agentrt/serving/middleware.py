@@ -19,7 +19,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from agentrt.serving.bodies import LONG, MANY_OBJECTS, TooLargeError, is_long, read_body
+from agentrt.serving.bodies import (
+    LONG,
+    MANY_OBJECTS,
+    ReadBody,
+    TooLargeError,
+    is_long,
+    read_body,
+)
 from agentrt.serving.encodings import EncodingError, accepted
 from agentrt.serving.error_responses import error_response, log_fault
 from agentrt.serving.keep_alive import STREAM, KeepAlive
@@ -117,18 +124,21 @@ class Middleware:
             await refusal(scope, receive, send)
         elif _is_open(scope["path"]):
             await self._app(scope, receive, send)
-        elif scope["method"] == "GET":  # without a body, and possibly a long stream: not counted
-            await self._admit(scope, receive, send, headers, is_counted=is_long(headers))
         elif is_long(headers):
             tenant = scope["state"]["tenant"]
-            admitted = self._admit(scope, receive, send, headers, is_counted=True)
-            await self._long.run(tenant, admitted)
+            await self._long.run(tenant, self._admit(scope, receive, send, headers))
         else:
-            self._long.short += 1
+            is_counted = scope["method"] != "GET"  # a GET has no body, and may be a long stream
+            self._long.short += is_counted
             try:
-                await self._admit(scope, receive, send, headers, is_counted=False)
+                read = await self._read(scope, receive, send, headers)
+                if read is None or not _is_large(read):
+                    await self._pass(scope, read, send)
+                    return
             finally:
-                self._long.short -= 1
+                self._long.short -= is_counted
+            # A large request must not count as a short request, or it would wait for itself.
+            await self._long.run(scope["state"]["tenant"], self._pass(scope, read, send))
 
     def _check(self, scope: Scope, headers: dict[bytes, bytes]) -> Response | None:
         """Return the error for a request or a WebSocket that may not pass; None if it may pass."""
@@ -165,19 +175,20 @@ class Middleware:
         return None
 
     async def _admit(
-        self,
-        scope: Scope,
-        receive: Receive,
-        send: Send,
-        headers: dict[bytes, bytes],
-        *,
-        is_counted: bool,
+        self, scope: Scope, receive: Receive, send: Send, headers: dict[bytes, bytes]
     ) -> None:
-        """Read the body, and pass the request to the application of its path.
+        """Read the body, and pass the request to the application of its path."""
+        await self._pass(scope, await self._read(scope, receive, send, headers), send)
 
-        ``is_counted`` says that the request was large by its headers. A request whose body turns
-        out to be large is counted as a large request from then on.
-        """
+    async def _pass(self, scope: Scope, read: ReadBody | None, send: Send) -> None:
+        """Pass a request to the application of its path, unless its body was refused (None)."""
+        if read is not None:
+            await self._direct.get(scope["path"], self._app)(scope, read, send)
+
+    async def _read(
+        self, scope: Scope, receive: Receive, send: Send, headers: dict[bytes, bytes]
+    ) -> ReadBody | None:
+        """Return the body of a request; answer the request and return None if it is refused."""
         path, most_bytes = scope["path"], self._server.bounds.body_bytes
         was_compressed = b"content-encoding" in headers
         if was_compressed:  # several headers of this name have the same meaning as one list
@@ -188,20 +199,17 @@ class Middleware:
         except TooLargeError as error:
             refusal = error_response(path, 413, str(error), code="body_too_large")
             await refusal(scope, receive, send)
-            return
+            return None
         except EncodingError as error:
             readable = {"accept-encoding": accepted()}
             refusal = error_response(
                 path, 415, str(error), code="unsupported_encoding", headers=readable
             )
             await refusal(scope, receive, send)
-            return
+            return None
         if was_compressed and b"content-encoding" not in headers:
             scope["headers"] = _plain(scope["headers"], headers)
-        answer = self._direct.get(path, self._app)(scope, read, send)
-        if not is_counted and (read.objects > MANY_OBJECTS or len(read.body or b"") > LONG):
-            answer = self._long.run(scope["state"]["tenant"], answer)
-        await answer
+        return read
 
     def _tenant(self, headers: dict[bytes, bytes], *, is_open: bool) -> str | None:
         """Return the tenant of a request's key. For an unknown key, return the default tenant if
@@ -248,6 +256,11 @@ class _Sending:
     async def _last(self, message: Message) -> None:
         await self._send(message)
         self.is_over = True
+
+
+def _is_large(read: ReadBody) -> bool:
+    """Return whether a body that its headers do not call long turned out to be large."""
+    return read.objects > MANY_OBJECTS or len(read.body or b"") > LONG
 
 
 def _plain(

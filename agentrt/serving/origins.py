@@ -15,7 +15,6 @@ from functools import lru_cache, partial
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated, Any
-from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field
 from starlette.middleware.cors import CORSMiddleware
@@ -132,9 +131,9 @@ def _names(origins: Origins, host: str) -> bool:
 
 def _is_of(origin: str, host: str) -> bool:
     """Return whether a page of ``origin`` comes from this server itself."""
-    parts = urlsplit(origin)
-    port = _DEFAULT_PORTS.get(parts.scheme, "")
-    return parts.netloc.lower().removesuffix(port) == host.removesuffix(port) != ""
+    scheme, _, netloc = origin.lower().partition("://")
+    port = _DEFAULT_PORTS.get(scheme, "")
+    return netloc.removesuffix(port) == host.removesuffix(port) != ""
 
 
 async def _nowhere(*asgi: Any) -> None:

@@ -56,6 +56,13 @@ def test_a_hostile_body_is_refused_at_once(url: str, path: str, body: bytes, sta
     assert len(answer.content) < 1000
 
 
+def test_json_is_limited_under_any_content_type(url: str) -> None:
+    body = search(f'{{"a": [{",".join(["[]"] * MOST_OBJECTS)}]}}')
+    for kind in ("multipart/form-data; boundary=x", "text/plain"):
+        answer = httpx.post(f"{url}/threads", content=body, headers={"content-type": kind})
+        assert (answer.status_code, "objects and lists" in answer.text) == (413, True)
+
+
 def test_a_body_without_a_length_is_limited_too(url: str) -> None:
     pieces = [b'{"metadata": {"a": [', *[b"[],"] * 2 * MOST_OBJECTS]
     answer = httpx.post(f"{url}/threads", content=iter(pieces), timeout=60)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 import time
 from collections.abc import AsyncIterator, Awaitable
@@ -11,17 +12,21 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
+from fastapi import APIRouter
 from starlette.types import ASGIApp, Message, Scope
 
 pytest.importorskip("vllm")
 
 from agentrt import Runtime
 from agentrt.serving import langgraph, middleware
+from agentrt.serving.bodies import LONG, MANY_OBJECTS
 from agentrt.serving.frontend.dispatch import FrontendApp
 from agentrt.serving.long_requests import BURST_S, SHARE, LongRequests
 from agentrt.serving.server import Server
 from benchmarks.attack.attacks import ATTACKS
+from tests.doubles.scripted import ScriptedExecutor
 from tests.serving.local import MODEL, engine_and_fronts
 from tests.serving.tenants.plain_keys import PlainKeys
 from tests.serving.watchdog import opened_app, timed
@@ -135,6 +140,39 @@ async def test_a_cancelled_request_passes_its_turn_on(
     assert tasks[waits].cancelled()
     assert ended == (["first"] if waits else ["first", "second"])
     assert clock.ran == (["b"] if waits else ["second", "b"])
+
+
+async def test_a_body_that_turns_out_large_does_not_wait_for_its_own_request(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A small compressed body, and many objects, are known to be large after they were read."""
+    monkeypatch.setattr(middleware, "LongRequests", partial(LongRequests, clock, clock.sleep))
+
+    async def work() -> None:
+        await clock.request("a", 10, 0.05)
+
+    @asynccontextmanager
+    async def working(server: Server) -> AsyncIterator[APIRouter]:
+        router = APIRouter()
+        router.add_api_route("/work", work, methods=["POST"])
+        yield router
+
+    async with Runtime(ScriptedExecutor()) as runtime:
+        server = Server(runtime, ())
+        async with (
+            opened_app(server, [working], FrontendApp(server, [])) as app,
+            httpx.AsyncClient(
+                transport=httpx.ASGITransport(app), base_url="http://localhost"
+            ) as http,
+        ):
+            for body, headers in (
+                (gzip.compress(b'"' + b"x" * LONG + b'"'), {"content-encoding": "gzip"}),
+                (b"[" + b"[]," * MANY_OBJECTS + b"[]]", {}),
+            ):
+                assert len(body) < LONG
+                answer = await http.post("/work", content=body, headers=headers)
+                assert answer.status_code == 200
+    assert (len(clock.ran), clock.slept) == (20, 0.0)
 
 
 async def carried_out(requests: LongRequests, work: Awaitable[None]) -> None:

@@ -98,6 +98,8 @@ def test_hosts(host: str, asked: dict[str, Any], expected: bool) -> None:
         ({"origin": "null"}, {}, False),
         ({"origin": "null"}, {"origins": ["null"]}, True),
         ({"origin": "http://"}, {}, False),
+        ({"origin": "http://[x"}, {}, False),
+        ({"origin": "HTTP://AGENTS.LOCALHOST:80", "host": "agents.localhost"}, {}, True),
         ({"origin": "http://", "host": ""}, {}, False),
         ({"origin": "https://a.lan", "host": "a.lan"}, {"hosts": ["a.lan"]}, True),
         ({"origin": "http://a.lan:80", "host": "a.lan"}, {"hosts": ["a.lan"]}, True),
@@ -199,7 +201,7 @@ async def test_the_answer_to_a_foreign_page() -> None:
         rebound = {"host": "evil.example"}
         for path in ("/health", "/ready", "/dashboard"):
             assert (await client.get(path, headers=rebound | CROSS)).status_code == 200
-        for headers in (rebound, {"origin": EVIL}, CROSS):
+        for headers in (rebound, {"origin": EVIL}, {"origin": "http://[x"}, CROSS):
             assert (await client.get("/v1/runs", headers=headers)).status_code == 403
         refused = await client.post("/v1/client-runs", headers={"origin": EVIL})
         assert refused.status_code == 403

@@ -52,6 +52,8 @@ class Files:
         self._storage = storage
         self._clock = clock
         self._batch_reading = batch_reading
+        self._uploading: dict[str, tuple[str, int]] = {}
+        """The tenant and the size (bytes) of each file that is being stored, by id."""
         self.records = Records(storage, "file-", "file", StoredFile.from_fields)
 
     def content(self, tenant: str, file_id: str) -> Content:
@@ -68,12 +70,13 @@ class Files:
         """
         if (known := self.records.find(tenant, file_id)) is not None:
             return known
+        size = await asyncio.to_thread(self.content(tenant, file_id).size)
         now = self._clock.now()
         record = StoredFile(
             file_id,
             tenant,
-            self.records.next_number(tenant),
-            await asyncio.to_thread(self.content(tenant, file_id).size),
+            self.records.next_number(),
+            size,
             int(now),
             filename,
             purpose,
@@ -167,11 +170,16 @@ class Files:
         anchor, seconds = (form.get(f"expires_after[{name}]") for name in ("anchor", "seconds"))
         is_default = anchor is seconds is None
         lifetime_s = DEFAULT_LIFETIME_S if is_default else read_lifetime(anchor, seconds)
-        self._check_space(tenant, upload.size or 0)
+        size = upload.size or 0
+        self._check_space(tenant, size)
         file_id = self.records.new_id()
-        await asyncio.to_thread(self.content(tenant, file_id).store, upload.file)
         name = (upload.filename or "file")[:_MAX_FILENAME]
-        record = await self.publish(tenant, file_id, name, PURPOSE_INPUT, lifetime_s)
+        self._uploading[file_id] = tenant, size
+        try:
+            await asyncio.to_thread(self.content(tenant, file_id).store, upload.file)
+            record = await self.publish(tenant, file_id, name, PURPOSE_INPUT, lifetime_s)
+        finally:
+            del self._uploading[file_id]
         return record.to_json()
 
     def _check_space(self, tenant: str, size: int) -> None:
@@ -180,6 +188,7 @@ class Files:
             raise ApiError(507, f"{shortage}; free some space, and try again", code="disk_full")
         limit_mib = self._server.tenants.limits(tenant).files_mib
         used = sum(record.bytes for record in self.records.of(tenant))
+        used += sum(size for owner, size in self._uploading.values() if owner == tenant)
         if limit_mib is not None and used + size > limit_mib * 2**20:
             raise ApiError(
                 400,

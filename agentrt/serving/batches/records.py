@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections import defaultdict
 from collections.abc import Callable, Mapping
 from secrets import token_hex
 from typing import Any, Generic, Protocol, TypeVar
@@ -60,7 +59,7 @@ class Records(Generic[R]):
     ) -> None:
         self._storage = storage
         self._prefix, self._noun = prefix, noun
-        self._records: defaultdict[str, dict[str, R]] = defaultdict(dict)
+        self._records: dict[str, dict[str, R]] = {}
         self._writing = asyncio.Lock()
         loaded = [
             record
@@ -68,16 +67,17 @@ class Records(Generic[R]):
             if (record := _read(name, text, from_fields))
         ]
         for record in sorted(loaded, key=lambda record: (record.number, record.id)):
-            self._records[record.tenant][record.id] = record
+            self._records.setdefault(record.tenant, {})[record.id] = record
+        self._last_number = max((record.number for record in loaded), default=0)
 
     def new_id(self) -> str:
         """Return a new random id, which cannot be guessed."""
         return f"{self._prefix}{token_hex(_ID_BYTES)}"
 
-    def next_number(self, tenant: str) -> int:
-        """Return the number of a tenant's next record."""
-        last = next(reversed(self._records[tenant].values()), None)
-        return 1 if last is None else last.number + 1
+    def next_number(self) -> int:
+        """Return the number of a new record. No other record gets this number."""
+        self._last_number += 1
+        return self._last_number
 
     def all(self) -> list[R]:
         """Return the records of all tenants: for each tenant, the oldest record first."""
@@ -85,11 +85,11 @@ class Records(Generic[R]):
 
     def of(self, tenant: str) -> list[R]:
         """Return the records of a tenant, the oldest record first."""
-        return list(self._records[tenant].values())
+        return list(self._records.get(tenant, {}).values())
 
     def find(self, tenant: str, record_id: str) -> R | None:
         """Return a tenant's record; None if the tenant has no record with this id."""
-        return self._records[tenant].get(record_id)
+        return self._records.get(tenant, {}).get(record_id)
 
     def get(self, tenant: str, record_id: str) -> R:
         """Return a tenant's record. Raises `ApiError` (404) if the tenant has no such record."""
@@ -142,11 +142,14 @@ class Records(Generic[R]):
         async with self._writing:
             text = json.dumps(record.to_fields())
             await asyncio.to_thread(self._storage.put_record, record.tenant, record.id, text)
-        self._records[record.tenant][record.id] = record
+        self._records.setdefault(record.tenant, {})[record.id] = record
 
     async def remove(self, record: R) -> None:
         """Remove a record. Raises `OSError` if the record cannot be removed from the storage."""
-        self._records[record.tenant].pop(record.id, None)
+        records = self._records.get(record.tenant, {})
+        records.pop(record.id, None)
+        if not records:  # a server without keys has a tenant for each name in a header
+            self._records.pop(record.tenant, None)
         async with self._writing:
             await asyncio.to_thread(self._storage.remove_record, record.tenant, record.id)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from typing import Annotated, Any
 
@@ -64,13 +65,15 @@ def read_window(window: str) -> int:
 def add_batches(router: APIRouter, services: BatchServices, runners: BatchRunners) -> None:
     """Add the routes of batches to a router."""
     records = services.records
+    creating = asyncio.Lock()
 
     @router.post("/batches", response_model=None)
     async def create_batch(request: Request, body: BatchRequest) -> Response:
         """Create a batch. Its requests are the lines of an uploaded file."""
         tenant = tenant_of(request)
-        record = _new_batch(services, tenant, body)
-        await records.put(record)
+        async with creating:  # the next request counts this batch, too, against its limit
+            record = _new_batch(services, tenant, body)
+            await records.put(record)
         runners.start(record)
         ended = [batch for batch in records.of(tenant) if not batch.is_live]
         for old in ended[: max(0, len(records.of(tenant)) - _MAX_BATCHES)]:
@@ -130,7 +133,7 @@ def _new_batch(services: BatchServices, tenant: str, body: BatchRequest) -> Stor
     return StoredBatch(
         services.records.new_id(),
         tenant,
-        services.records.next_number(tenant),
+        services.records.next_number(),
         body.endpoint,
         file.id,
         body.completion_window,

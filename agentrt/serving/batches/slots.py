@@ -58,7 +58,7 @@ class Slots(ABC):
 
     def release(self, tenant: str) -> None:
         """Free a used slot of the tenant."""
-        self.used[tenant] -= 1
+        self.used -= Counter((tenant,))  # drops tenants at zero
         while self._waiting:
             self._waiting.popleft().set_result(None)
 

@@ -179,7 +179,7 @@ class FrontendApp:
             return
         read = await body_of(request, receive)
         body = (read.body or b"") if request.method == "POST" else b""
-        kind = request.scope["state"]["headers"].get(b"content-type", b"").decode("latin-1")
+        kind = request.scope["state"]["headers"].get(b"content-type", b"").decode("latin-1").lower()
         fields = _fields(kind, body)
         if len(body) > LONG:
             await pause()
@@ -387,6 +387,7 @@ def _described(card: Mapping[str, Any], front: Front) -> dict[str, Any]:
 
 def _fields(kind: str, body: bytes) -> Mapping[str, Any]:
     """Return the fields of a JSON body. A form, or JSON that is not an object, has no fields.
+    ``kind`` is the content type in lower case.
 
     Raises `ApiError` for a body that is not JSON, and for NaN, lone surrogates or very deep
     nesting. Python's own parser accepts these values, but the code that uses them fails later.

@@ -141,15 +141,17 @@ class ResponseSocket:
         stream_id = event.get("stream_id")
         about = {} if stream_id is None else {"stream_id": stream_id}
         body = {name: value for name, value in event.items() if name not in _OWN_FIELDS}
-        before = self._chats.get(str(body.get("previous_response_id")), ())
-        chat = [*before, *_items(body.get("input"))]
+        before = self._chats.get(str(body.get("previous_response_id")))
+        chat = [*(before or ()), *_items(body.get("input"))]
         shown = {"previous_response_id": body.get("previous_response_id")}
-        if before:
+        if before is not None:  # after a warm-up without input, the chat is empty
             body = {**body, "input": chat, "previous_response_id": None}
         if event.get("generate") is False:
             await self._warm_up(body, chat, about)
             return
-        await self._respond({**body, "stream": True}, chat, shown if before else {}, about)
+        await self._respond(
+            {**body, "stream": True}, chat, shown if before is not None else {}, about
+        )
 
     async def _warm_up(self, body: Json, chat: Sequence[Any], about: Json) -> None:
         """Remember a chat that the client will continue, without generating an answer."""

@@ -149,7 +149,12 @@ class ResponseStore:
     ) -> None:
         self._clock = clock
         self._rows = rows
-        self._tenants: dict[str, _TenantResponses] = {}
+        self._tenants: OrderedDict[str, _TenantResponses] = OrderedDict()
+        """The tenants, ordered by the time of their last response."""
+
+    def tenants(self) -> int:
+        """Return how many tenants have responses in memory."""
+        return len(self._tenants)
 
     def attach(self, responses: Any) -> None:
         """Replace the stores of ``responses``, vLLM's handler of the Responses API."""
@@ -174,8 +179,11 @@ class ResponseStore:
         loaded = await rows.load(tenant, response_id)
         if loaded is None:
             return None
+        if (kept := self.get(tenant, response_id)) is not None:
+            return kept  # another request has loaded it meanwhile
         finished, items = loaded
         own = self._tenants.setdefault(tenant, _TenantResponses())
+        own.remove(response_id)  # it is still there if it has expired in memory
         kept = own.kept[response_id] = StoredResponse(self._clock(), finished.model)
         own.complete(kept, finished, items)
         self._grow(tenant, response_id, finished.size)
@@ -234,6 +242,14 @@ class ResponseStore:
         own.size += size
         while len(own.kept) > 1 and self._is_too_much(own):
             own.drop()
+        self._tenants.move_to_end(tenant)
+        # On a server without keys, clients may invent any number of tenants.
+        while (first := next(iter(self._tenants.values()))) is not own and self._is_old(first):
+            self._tenants.popitem(last=False)
+
+    def _is_old(self, own: _TenantResponses) -> bool:
+        newest = next(reversed(own.kept.values()), None)
+        return newest is None or self._clock() - newest.at > KEPT_S
 
     def _is_too_much(self, own: _TenantResponses) -> bool:
         is_old = self._clock() - next(iter(own.kept.values())).at > KEPT_S

@@ -168,7 +168,9 @@ class ToolLoop:
         calls = [block for block in content if block.get("type") == "tool_use"]
         if not results or len(calls) > len(results):  # the client runs the remaining calls
             return None
-        left = int(fields["max_tokens"]) - int((answer.get("usage") or {}).get("output_tokens", 0))
+        left = _number(fields["max_tokens"]) - int(
+            (answer.get("usage") or {}).get("output_tokens", 0)
+        )
         if left < 1 or is_last:
             answer["stop_reason"] = "max_tokens" if left < 1 else "pause_turn"
             return None
@@ -191,7 +193,7 @@ class ToolLoop:
             following["tool_choice"] = {"type": "auto"}  # the forced call has been made
         thinking = fields.get("thinking")
         if isinstance(thinking, dict) and thinking.get("type") == "enabled":
-            budget = min(int(thinking["budget_tokens"]), left - 1)
+            budget = min(_number(thinking["budget_tokens"]), left - 1)
             enough = budget >= _LEAST_BUDGET
             following["thinking"] = (
                 {**thinking, "budget_tokens": budget} if enough else {"type": "adaptive"}
@@ -333,6 +335,11 @@ class _Stream:
 
     async def _send_bytes(self, data: bytes) -> None:
         await self._send({"type": "http.response.body", "body": data, "more_body": True})
+
+
+def _number(value: Any) -> int:
+    """Return a number of tokens that vLLM has accepted, also as a text such as "200.0"."""
+    return int(float(value))
 
 
 async def _gone(receive: Receive) -> None:
@@ -499,7 +506,7 @@ def served_tools(
     if not names:  # in this case, the body's `tools` may not be a list, which vLLM refuses
         return {}
     listed = [tool for tool in fields.get("tools") or () if isinstance(tool, dict)]
-    limits = {tool.get("name"): tool.get("max_uses") for tool in listed}
+    limits = {str(tool.get("name")): tool.get("max_uses") for tool in listed}
     served: dict[str, ServedTool] = {}
     for name, kind in names.items():
         most = limits.get(name)

@@ -8,6 +8,7 @@ from fastapi import APIRouter, HTTPException, Query, Request, Response
 from fastapi.responses import JSONResponse
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 from sse_starlette import EventSourceResponse
+from starlette.types import Receive, Scope, Send
 
 from agentrt.runtime.run import Run
 from agentrt.serving.error_responses import OpenAIRoute
@@ -187,7 +188,7 @@ class Observability:
             )
             raise HTTPException(503, why, {"Retry-After": "5"})
         feed = EventStream(self._server, self._log, self._poller, tenant, program)
-        return EventSourceResponse(feed.stream(), ping=NEVER_S, send_timeout=_SEND_S)
+        return _StreamResponse(feed)
 
     def _renderer(self, view: EnginesView, tenant: str | None) -> Renderer:
         return Renderer(self._log, view, tenant, texts=self._server.shows_texts(tenant))
@@ -215,3 +216,19 @@ class Observability:
     async def file(self, name: str) -> Response:
         """Return a file of the dashboard's page."""
         return self._page.file(name)
+
+
+class _StreamResponse(EventSourceResponse):
+    """The answer with the events of ``feed``.
+
+    Its reader is opened before anything is sent, so that the next request counts it, too.
+    """
+
+    def __init__(self, feed: EventStream) -> None:
+        super().__init__(iter(()), ping=NEVER_S, send_timeout=_SEND_S)
+        self._feed = feed
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with self._feed.log.readers.opened(self._feed.wants) as reader:
+            self.body_iterator = self._feed.events(reader)
+            await super().__call__(scope, receive, send)

@@ -68,12 +68,6 @@ class EventStream:
             return run.id == self.program
         return self.tenant is None or run.row.tenant == self.tenant
 
-    async def stream(self) -> AsyncIterator[ServerSentEvent]:
-        """Yield the events for a new reader."""
-        with self.log.readers.opened(self.wants) as reader:
-            async for event in self.events(reader):
-                yield event
-
     async def events(self, reader: ChangeReader) -> AsyncIterator[ServerSentEvent]:
         """Yield the events for ``reader``."""
         view = await self.poller.fresh(_VIEW_S)
@@ -86,9 +80,8 @@ class EventStream:
             over = False
             while not over:
                 await reader.wait(_VIEW_S)
-                over = (
-                    self._over()
-                )  # checked before the change, so that the last program's end is sent
+                # Checked before the change, so that the last program's end is sent.
+                over = self._over()
                 view = await self.poller.fresh(_BUSY_VIEW_S)
                 with self.log.registry.lock:
                     change = self.change(reader, view)

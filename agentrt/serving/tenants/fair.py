@@ -26,6 +26,10 @@ RECENT_S = 10.0
 """Seconds after its last call for which a tenant is expected to make another call."""
 STARVATION_S = 20.0
 """Seconds of waiting after which a call is no longer overtaken by calls of the same tenant."""
+MOST_IDLE = 1024
+"""Maximum number of idle tenants whose service is remembered. On a server without keys, clients may
+invent any number of names.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,13 +204,18 @@ class FairQueue:
         return self._floor
 
     def _forget_idle(self) -> None:
-        """Forget idle tenants whose counter is no higher than the counter of a new tenant, except
-        tenants that are expected to call soon.
+        """Forget idle tenants whose counter is no higher than the counter of a new tenant, and the
+        tenants that have been idle for the longest time beyond `MOST_IDLE`. Tenants that are
+        expected to call soon are not forgotten.
         """
         floor = self._least_counter()
-        every = self._tenants.items()
-        for name in [n for n, t in every if t.served <= floor and not self._is_recent(t)]:
-            del self._tenants[name]
+        idle = [name for name, state in self._tenants.items() if not self._is_recent(state)]
+        if len(idle) > MOST_IDLE:
+            idle.sort(key=lambda name: self._tenants[name].called_at)
+        surplus = set(idle[: max(0, len(idle) - MOST_IDLE)])
+        for name in idle:
+            if self._tenants[name].served <= floor or name in surplus:
+                del self._tenants[name]
 
 
 def _unreserved(slots: int) -> int:

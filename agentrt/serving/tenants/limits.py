@@ -14,6 +14,10 @@ from agentrt.serving.settings import fault_in
 
 _MINUTE_S = 60.0
 _FULL_RETRY_S = 1.0
+MOST_IDLE = 1024
+"""Maximum number of tenants in memory that neither have calls in flight nor have used a limited
+rate. On a server without keys, clients may invent any number of names.
+"""
 
 Count = Annotated[int, Field(gt=0, strict=True)]
 
@@ -104,6 +108,11 @@ class Bucket:
         self._fill(now)
         return max(0.0, (min(amount, self._size) - self._level) / self._per_s)
 
+    def is_full(self, now: float) -> bool:
+        """Return whether nothing is taken out of the bucket that it has not gained again."""
+        self._fill(now)
+        return self._level >= self._size
+
     def take(self, amount: float, now: float) -> None:
         """Take ``amount`` out of the bucket, even if less is available."""
         self._fill(now)
@@ -127,6 +136,10 @@ class _Use:
             if rate is not None
         }
 
+    def is_idle(self, now: float) -> bool:
+        """Return whether a new `_Use` would allow the same."""
+        return not self.calls and all(bucket.is_full(now) for bucket in self.buckets.values())
+
 
 class Tenants:
     """The limits and the current use of all tenants.
@@ -144,6 +157,11 @@ class Tenants:
         self._base = Limits() if base is None else base
         self._limits_of = limits_of
         self._uses: dict[str, _Use] = {}
+        self._most = MOST_IDLE
+
+    def __len__(self) -> int:
+        """Return how many tenants are in memory."""
+        return len(self._uses)
 
     def limits(self, tenant: str) -> Limits:
         """Return the current limits of ``tenant``."""
@@ -219,5 +237,11 @@ class Tenants:
         use = self._uses.get(tenant)
         if use is None or (use.limits is not limits and use.limits != limits):
             now = self._clock()
+            if use is None and len(self._uses) >= self._most:
+                self._forget_idle(now)
             use = self._uses[tenant] = _Use(limits, 0 if use is None else use.calls, now)
         return use
+
+    def _forget_idle(self, now: float) -> None:
+        self._uses = {name: use for name, use in self._uses.items() if not use.is_idle(now)}
+        self._most = max(MOST_IDLE, 2 * len(self._uses))  # so that a new tenant costs little

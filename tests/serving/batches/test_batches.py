@@ -357,6 +357,20 @@ async def test_the_number_of_live_batches_is_limited(tmp_path: Path) -> None:
         await server.until(await server.batch(request("r")))
 
 
+async def test_batches_that_are_created_at_once_are_counted(tmp_path: Path) -> None:
+    async with serve_batches(tmp_path, kind=Held, limits=Limits(batches=2)) as server:
+        first = await server.batch(request("1"))
+        fields = {"input_file_id": first.input_file_id, "endpoint": CHATS}
+        post = server.local.client.post
+        answers = await asyncio.gather(
+            *(post("/v1/batches", json={**fields, "completion_window": "1h"}) for _ in range(20))
+        )
+        statuses = [answer.status_code for answer in answers]
+        assert (statuses.count(200), statuses.count(429)) == (1, 19)
+        assert len((await server.client.batches.list()).data) == 2
+        server.local.engine.go.set()
+
+
 async def test_the_next_server_continues_a_batch(tmp_path: Path, database: str) -> None:
     """1. A server stops while requests of a batch are in flight. 2. Files in a folder end in the
     middle of a line, as after a kill. 3. The next server writes one answer for each request.

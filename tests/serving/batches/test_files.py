@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
 from pathlib import Path
@@ -130,6 +131,20 @@ async def test_files_have_bounds(tmp_path: Path) -> None:
         with pytest.raises(openai.APIStatusError, match="larger than") as caught:
             await server.client.files.create(file=("d", b"x" * most), purpose="batch")
         assert caught.value.status_code == 413
+
+
+async def test_files_that_are_uploaded_at_once_count_and_keep_their_order(tmp_path: Path) -> None:
+    async with serve_batches(tmp_path, limits=Limits(files_mib=1)) as server:
+        create, size = server.client.files.create, 2**20 // 4
+        uploads = (create(file=(str(n), b"x" * size), purpose="batch") for n in range(20))
+        answers = await asyncio.gather(*uploads, return_exceptions=True)
+        refusals = [answer for answer in answers if isinstance(answer, openai.BadRequestError)]
+        assert (len(answers) - len(refusals), len(refusals)) == (4, 16)
+        listed = [file.id async for file in server.client.files.list()]
+        await server.client.files.delete(listed.pop(1))
+        await create(file=("after", b"x" * size), purpose="batch")
+    async with serve_batches(tmp_path) as server:
+        assert [file.id async for file in server.client.files.list()][1:] == listed
 
 
 @sqlite_only

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -139,6 +140,19 @@ async def test_a_form_names_its_model_too() -> None:
         files = {"file": ("a.wav", b"RIFF")}
         at = "/v1/audio/transcriptions"
         sent = await http.post(at, data={"model": "small"}, files=files)
+        assert sent.json() == {"front": "small", "model": "small"}
+
+
+async def test_a_content_type_may_have_any_case() -> None:
+    async with client() as http:
+        chat = {"messages": [{"role": "user", "content": "hi"}], "n": 200}
+        for kind in ("application/json", "Application/JSON; charset=utf-8"):
+            body, headers = json.dumps(chat), {"content-type": kind}
+            refused = await http.post("/v1/chat/completions", content=body, headers=headers)
+            assert (refused.status_code, refused.json()["error"]["param"]) == (400, "n")
+        form = b'--x\r\nContent-Disposition: form-data; name="model"\r\n\r\nsmall\r\n--x--\r\n'
+        headers = {"content-type": "Multipart/Form-Data; boundary=x"}
+        sent = await http.post("/v1/audio/transcriptions", content=form, headers=headers)
         assert sent.json() == {"front": "small", "model": "small"}
 
 

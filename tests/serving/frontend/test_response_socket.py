@@ -75,6 +75,15 @@ async def test_a_chat_continues_from_a_stored_response() -> None:
         assert "Ada" in prompt_of(local)
 
 
+async def test_a_chat_continues_from_a_warm_up_without_input() -> None:
+    async with open_server() as local, socket_of(local) as socket:
+        warm = await ask(socket, generate=False)
+        first = await ask(socket, "hello", previous_response_id=warm[-1]["response"]["id"])
+        last = first[-1]
+        assert (last["type"], last["response"]["status"]) == ("response.completed", "completed")
+        assert last["response"]["previous_response_id"] == warm[-1]["response"]["id"]
+
+
 async def test_an_error_leaves_the_connection_open() -> None:
     async with open_server() as local, socket_of(local) as socket:
         for body, status, code in (

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import asyncio
+from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -81,6 +82,51 @@ def test_size_is_bounded_for_each_tenant(now: list[float], monkeypatch: pytest.M
     assert [handler.has("a", name) for name in ("one", "two")] == [False, True]
     handler.put("b", "three", 90)
     assert [handler.has("a", "two"), handler.has("b", "three")] == [True, True]
+
+
+def test_tenants_without_recent_responses_are_forgotten(now: list[float]) -> None:
+    store, handler = attached(now)
+    for number in range(10):
+        now[0] = number * responses.KEPT_S / 2
+        handler.put(f"tenant-{number}", "resp-1")
+    assert store.tenants() == 3
+    assert handler.has("tenant-7", "resp-1")
+
+
+class OneRow:
+    """A database with one response of 40 bytes, which all readers get at the same moment."""
+
+    def __init__(self) -> None:
+        self.loads = 0
+        self.go = asyncio.Event()
+
+    def save(self, tenant: str, finished: Finished) -> None: ...
+
+    async def load(self, tenant: str, response_id: str) -> tuple[Finished, list[Any]]:
+        self.loads += 1
+        if self.loads == 5:
+            self.go.set()
+        await self.go.wait()
+        return Finished(response_id, "m", {}, [], end=b"end", size=40), []
+
+    async def owners(self, tenant: str, item_ids: Sequence[str]) -> set[str]:
+        return set()
+
+    async def delete(self, tenant: str, response_id: str) -> None: ...
+
+
+async def test_a_response_that_is_loaded_several_times_at_once_counts_once(
+    now: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(responses, "MOST_BYTES", 100)
+    rows = OneRow()
+    store, handler = ResponseStore(lambda: now[0], lambda: rows), Handler()
+    store.attach(handler)
+    loaded = await asyncio.gather(*(store.load("a", "resp-1") for _ in range(5)))
+    assert all(kept is loaded[0] for kept in loaded)
+    handler.put("a", "resp-2", 40)
+    assert store.get("a", "resp-1") is loaded[0]
+    assert handler.has("a", "resp-2")
 
 
 async def test_other_tenants_do_not_find_a_response() -> None:

@@ -224,6 +224,26 @@ async def test_results_of_any_form_are_read(kind: str, value: Any, text: str | N
         assert text is None or text in prompt_of(local)
 
 
+async def test_no_field_of_a_tool_fails_the_server() -> None:
+    async with open_server(lambda call: SAID) as local:
+        use(local, Search(lambda request: {"results": HITS}))
+        for field in ("name", "type", "max_uses", "input_schema", "strict", "defer_loading"):
+            for value in (None, True, -1, "x", [], ["x"], {}, {"type": []}):
+                for tools in ([{**SEARCH, field: value}], [SEARCH, {**WEATHER, field: value}]):
+                    asked = {**body(tools=tools, max_tokens=200), "stream": False}
+                    answer = await local.client.post(MESSAGES, json=asked)
+                    assert answer.status_code < 500, (field, value, answer.text)
+
+
+async def test_numbers_that_vllm_reads_from_texts_are_read_between_the_calls_of_tools() -> None:
+    async with open_server(Model(*ONCE)) as local:
+        use(local, Search(lambda request: {"results": HITS}))
+        thinking = {"type": "enabled", "budget_tokens": "1500.0"}
+        asked = {**body(tools=[SEARCH], max_tokens="2000.0", thinking=thinking), "stream": False}
+        answer = await local.client.post(MESSAGES, json=asked)
+        assert (answer.status_code, answer.json()["content"][-1]["text"]) == (200, SAID)
+
+
 async def test_an_unavailable_tool_is_left_out() -> None:
     search = Search(lambda request: "nothing")
     search.is_there = False

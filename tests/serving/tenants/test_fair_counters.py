@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from agentrt.serving.tenants.fair import FairQueue, Ticket
+from agentrt.serving.tenants.fair import MOST_IDLE, FairQueue, Ticket
 from agentrt.serving.tenants.limits import Limits
 
 
@@ -79,3 +79,15 @@ def test_a_tenant_without_calls_and_debt_is_forgotten() -> None:
     lately.settle(inside(lately)[0], 0.0)
     lately.drop(lately.push("b", 0.0, 1.0, 30.0))
     assert list(lately._tenants) == ["b"], "which may call again"
+
+
+def test_the_debts_of_the_latest_tenants_are_remembered_and_no_others() -> None:
+    calls = queue(4)
+    for number in range(MOST_IDLE + 500):
+        calls.push(f"t{number}", 0.0, 1.0, 20.0 * number)
+        calls.settle(inside(calls, 20.0 * number)[0], 10.0)
+    assert len(calls) <= MOST_IDLE + 1
+    now = 20.0 * (MOST_IDLE + 500)
+    for tenant in (f"t{MOST_IDLE + 400}", "new", "t0"):
+        calls.push(tenant, 0.0, 1.0, now)
+    assert [ticket.tenant for ticket in inside(calls, now)][-1] == f"t{MOST_IDLE + 400}"

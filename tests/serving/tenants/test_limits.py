@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from agentrt.serving.tenants import BusyError, Limits, Tenants
+from agentrt.serving.tenants.limits import MOST_IDLE
 
 
 class Clock:
@@ -84,3 +85,25 @@ def test_changed_limits_are_applied() -> None:
     own["a"] = Limits(calls=2)
     tenants.enter("a")
     assert tenants.calls("a") == 2
+
+
+@pytest.mark.parametrize("base", [Limits(), Limits(requests_per_minute=60)])
+def test_invented_names_of_tenants_are_forgotten(base: Limits) -> None:
+    clock = Clock()
+    tenants = Tenants(clock, base)
+    tenants.enter("busy")
+    for number in range(3 * MOST_IDLE):
+        clock.now = 2.0 * number
+        tenants.enter(str(number))
+        tenants.leave(str(number))
+    assert tenants.calls("busy") == 1
+    assert len(tenants) <= MOST_IDLE
+
+
+def test_a_tenant_that_has_used_its_rate_is_not_forgotten() -> None:
+    tenants = Tenants(Clock(), Limits(requests_per_minute=1))
+    for number in range(2 * MOST_IDLE):
+        tenants.enter(str(number))
+        tenants.leave(str(number))
+    with pytest.raises(BusyError):
+        tenants.enter("0")

@@ -67,8 +67,12 @@ class Quotas:
             return
         room, stored = most * 2**20 - size, self._stored.get(tenant)
         if stored is None or (stored.size > room and _age(stored) > _COUNT_AGAIN_S):
-            stored = await _count(database, root)
-            self._stored[tenant] = stored
+            counted = await _count(database, root)
+            # If another request has counted meanwhile, its count includes the items that were
+            # allowed since then.
+            if self._stored.get(tenant) is stored:
+                self._stored[tenant] = counted
+            stored = self._stored[tenant]
         if stored.size > room:
             raise _full(tenant, f"{stored.size >> 20} MiB in the store", "store_mib", most)
         stored.size += size

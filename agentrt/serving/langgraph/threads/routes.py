@@ -133,7 +133,8 @@ class ThreadRoutes(Routes):
         only = await caller.authorize("threads", "update", value)
         metadata = caller.metadata_after("threads.update", value)
         patched = await self._all.patch(caller.tenant, thread_id, metadata, body.ttl, only)
-        return Response(status_code=204) if prefer == "return=minimal" else JSON(patched)
+        is_minimal = prefer is not None and prefer.lower() == "return=minimal"
+        return Response(status_code=204) if is_minimal else JSON(patched)
 
     @route("DELETE", _T, 204)
     async def delete(self, thread_id: UUID, caller: CallerDep) -> Response:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from tests.serving.tenants.plain_keys import PlainKeys
 START = {"assistant_id": "steps", "input": {"steps": ["in"]}}
 OWN = {
     "small": Limits(threads=2, assistants=2, crons=1, store_mib=1),
+    "hasty": Limits(store_mib=1),
     "free": Limits(threads=None, assistants=None, crons=None, store_mib=None),
 }
 
@@ -102,6 +104,18 @@ async def test_the_store(http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(quotas, "_COUNT_AGAIN_S", -1.0)
     assert (await put("small", "b")).status_code == 204
     assert refused(await put("small", "c"), "store_mib")
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_items_that_are_put_at_once_are_all_counted(http: httpx.AsyncClient) -> None:
+    def item(n: int) -> dict[str, Any]:
+        return {"namespace": ["notes"], "key": str(n), "value": {"text": "x" * 600_000}}
+
+    hasty = key("hasty")
+    puts = (http.put("/store/items", json=item(n), headers=hasty) for n in range(8))
+    answers = await asyncio.gather(*puts)
+    assert sum(answer.status_code == 204 for answer in answers) == 1
+    assert sum(refused(answer, "store_mib") for answer in answers) == 7
 
 
 @pytest.mark.asyncio(loop_scope="module")

@@ -63,3 +63,10 @@ async def test_a_copy_has_none_of_the_runs_that_wait(
     assert (copy["status"], copy["values"]) == (status, before["values"])
     assert copy["interrupts"] == before["interrupts"]
     await client.threads.delete(thread)
+
+
+async def test_a_preference_may_have_any_case(client: LangGraphClient) -> None:
+    thread = await client.threads.create()
+    headers = {"Prefer": "Return=Minimal"}
+    changed = await client.threads.update(thread["thread_id"], metadata={}, headers=headers)
+    assert changed is None, "an answer without content"
