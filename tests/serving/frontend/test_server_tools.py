@@ -228,7 +228,8 @@ async def test_no_field_of_a_tool_fails_the_server() -> None:
     async with open_server(lambda call: SAID) as local:
         use(local, Search(lambda request: {"results": HITS}))
         for field in ("name", "type", "max_uses", "input_schema", "strict", "defer_loading"):
-            for value in (None, True, -1, "x", [], ["x"], {}, {"type": []}):
+            values: tuple[Any, ...] = (None, True, -1, "x", [], ["x"], {}, {"type": []})
+            for value in values:
                 for tools in ([{**SEARCH, field: value}], [SEARCH, {**WEATHER, field: value}]):
                     asked = {**body(tools=tools, max_tokens=200), "stream": False}
                     answer = await local.client.post(MESSAGES, json=asked)

@@ -24,6 +24,7 @@ from agentrt import Runtime
 from agentrt.serving.langgraph import webhooks as telling
 from agentrt.serving.langgraph.database.runs import NewRun, record_of
 from agentrt.serving.langgraph.database.tables import webhooks
+from agentrt.serving.langgraph.database.threads import Threads
 from agentrt.serving.langgraph.runs import execution
 from agentrt.serving.langgraph.tenant_state import open_tenant_state
 from agentrt.serving.langgraph.webhooks import (
@@ -160,6 +161,37 @@ async def test_a_run_whose_last_event_is_stored_at_the_second_try_is_told_once(
     assert (await client.runs.get(thread, run))["status"] == "success"
     it.call(lambda: [begin(*call) for call in begun])
     assert [(await listening.next())[1]["run_id"] for _ in begun] == [run]
+
+
+async def test_an_end_that_was_stored_by_a_failed_try_is_not_stored_again(
+    client: LangGraphClient,
+    listening: Listener,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The connection to the database breaks after the commit."""
+    monkeypatch.setattr(execution, "FIRST_BACKOFF_S", 0.01)
+    faults = [sa.exc.OperationalError("COMMIT", {}, sqlite3.OperationalError("disk is full"))]
+    update_state = Threads.update_state
+
+    async def stored_but_failed(threads: Threads, key: str, state: Any, *run_end: Any) -> None:
+        await update_state(threads, key, state, *run_end)
+        if run_end and faults:
+            raise faults.pop()
+
+    monkeypatch.setattr(Threads, "update_state", stored_but_failed)
+    thread = (await client.threads.create())["thread_id"]
+    stream = client.runs.stream(
+        thread, "steps", input=IN, webhook=listening.url, stream_resumable=True
+    )
+    parts = [part.event async for part in stream]
+    assert not faults
+    assert parts.count("values") == len(parts) - 1, "and the metadata"
+    [run] = await client.runs.list(thread)
+    assert run["status"] == "success"
+    _, body = await listening.next()
+    assert (body["run_id"], listening.heard.empty()) == (run["run_id"], True)
+    assert [record for record in caplog.records if record.levelname == "ERROR"] == []
 
 
 async def test_who_is_cancelled_is_not_told(client: LangGraphClient, listening: Listener) -> None:

@@ -142,6 +142,11 @@ _ACTIVE_IN = (
     .where(runs.c.thread_id == sa.bindparam(_KEY), runs.c.status.in_(ACTIVE))
     .order_by(runs.c.number)
 )
+_LOCK = (
+    sa.select(threads.c.thread_id)
+    .where(threads.c.thread_id == sa.bindparam(_KEY), threads.c.tenant == sa.bindparam("tenant"))
+    .with_for_update()
+)
 _INSERT = sa.insert(runs)  # not RETURNING, as in `add_thread`
 _STORED = sa.select(runs).where(runs.c.run_id == sa.bindparam(_KEY))
 
@@ -175,7 +180,11 @@ class Runs:
         self, entries: Sequence[tuple[NewRun, Filter | None]]
     ) -> list[tuple[sa.Row[Any], list[str]]]:
         """Insert several runs as `enter` does, but all of them or none."""
+        existing = {(str(new.thread), new.columns["tenant"]) for new, _ in entries if new.thread}
         async with self._database.writing(rows=len(entries) == 1) as connection:
+            if len(existing) > 1:  # locked in one order, because two batches may differ in theirs
+                for key, tenant in sorted(existing):
+                    await connection.execute(_LOCK, {_KEY: key, "tenant": tenant})
             entered = [await self._enter(connection, new, only) for new, only in entries]
         if any(asks for _, _, asks in entered):
             self._asks()
@@ -349,6 +358,14 @@ class Runs:
         return _changed(
             run_id, status=status, result=result.decode(), cancel_reason=reason, origin=None
         )
+
+    async def stored_end(self, run_id: str) -> bytes | None:
+        """Return the result of a run whose end is stored; None for a run that has not ended."""
+        query = sa.select(runs.c.result).where(
+            runs.c.run_id == run_id, runs.c.status.not_in(ACTIVE)
+        )
+        row = await self._database.first(query)
+        return None if row is None else str(row.result).encode()
 
     async def forget_streams(self, before: float) -> None:
         """Delete the events of runs that ended before the time ``before`` (seconds since 1970).

@@ -102,6 +102,8 @@ class Execution:
         self._begun = False
         self._began = time.time()
         self._stream = adapter_of(live.record)
+        self._tried = False
+        """Whether a try to store the run's end began. It may be stored although the try failed."""
         self._ignored = ""
         """A sentence about the keys of the input that the graph ignores."""
 
@@ -250,9 +252,13 @@ class Execution:
     ) -> None:
         """Store the run's end with the thread's state and the last events of the run's stream, then
         publish these events. All is stored in one transaction, because `store_end` repeats a call
-        that fails.
+        that fails. If the failed call has stored the end nevertheless, nothing is stored again.
         """
         record, webhooks, log = self._record, self._state.webhooks, self._live.log
+        if self._tried and (stored := await self._state.runs.stored_end(record.run_id)) is not None:
+            await self._take_over(stored)
+            return
+        self._tried = True
         values = state.get("values")
         hook = [] if reason else webhooks.note(record, self._began, values, fault)
         end = self._state.runs.end(record.run_id, status, result, reason)
@@ -264,6 +270,15 @@ class Execution:
         if hook:
             webhooks.begin(record.run_id)
         await log.publish(last)
+
+    async def _take_over(self, result: bytes) -> None:
+        """Go on with the end that an earlier try has stored although it seemed to fail, for example
+        because the connection broke after the commit.
+        """
+        await self._live.log.publish_stored()
+        self._live.result = result
+        if self._record.kwargs.get("webhook"):
+            self._state.webhooks.begin(self._record.run_id)
 
     async def _roll_back(self) -> None:
         """Undo all changes of the run to its thread, and delete the run."""

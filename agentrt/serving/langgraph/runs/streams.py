@@ -71,9 +71,13 @@ class EventLog:
         self.resumable = resumable
         self.closed = False
         self.last = 0
-        """The number of the newest event."""
+        """The number of the newest event that readers can get."""
         self._database = database
-        self._counted = False  # whether `last` is the number of the newest stored event
+        self._stored: int | None = None
+        """The number of the newest stored event. None if it is not known: at first, because an
+        earlier attempt of the run may have stored events, and after a write that failed or was
+        cancelled, because the write may have taken effect nevertheless.
+        """
         self._recent: deque[StreamEvent] = deque()
         self._bytes = 0
         self._changed = asyncio.Event()
@@ -82,23 +86,23 @@ class EventLog:
         """Append events, each a name and its data as JSON."""
         new = await self.numbered(parts)
         if statements := self.inserts(new):
-            self._counted = False  # a write that fails or is cancelled may be stored nevertheless
             await self._database.write(*statements)
-            self._counted = True
         await self.publish(new)
 
     async def numbered(self, parts: Sequence[tuple[str, bytes]]) -> list[StreamEvent]:
         """Return events, each a name and its data as JSON, with the next numbers. They continue the
-        numbers of the events that an earlier attempt of the run has stored.
+        numbers of the events that are stored, also by an earlier attempt of the run.
         """
-        if self.resumable and not self._counted:
+        first = 1 + (await self._last_stored() if self.resumable else self.last)
+        return [StreamEvent(first + n, event, data) for n, (event, data) in enumerate(parts)]
+
+    async def _last_stored(self) -> int:
+        if self._stored is None:
             last = sa.select(sa.func.max(events.c.number)).where(events.c.run_id == self.run_id)
             # The connection for writes also sees writes that are not committed yet.
             async with self._database.writing(rows=True) as connection:
-                self.last = (await connection.execute(last)).scalar() or 0
-            self._counted = True
-        first = self.last + 1
-        return [StreamEvent(first + n, event, data) for n, (event, data) in enumerate(parts)]
+                self._stored = (await connection.execute(last)).scalar() or 0
+        return self._stored
 
     def inserts(self, new: Sequence[StreamEvent]) -> list[sa.Executable]:
         """Return the statements that store new events, and delete the oldest events if the run has
@@ -106,6 +110,7 @@ class EventLog:
         """
         if not self.resumable or not new:
             return []
+        self._stored = None  # until `publish`
         statements: list[sa.Executable] = [
             sa.insert(events).values(
                 run_id=self.run_id, number=e.number, event=e.event, data=e.data.decode()
@@ -120,14 +125,29 @@ class EventLog:
 
     async def publish(self, new: Sequence[StreamEvent]) -> None:
         """Give new events to the readers, after the events have been stored."""
+        if not new:
+            return
+        if new[0].number != self.last + 1:  # readers get the events between them from the database
+            self._recent.clear()
+            self._bytes = 0
         self._recent.extend(new)
         self._bytes += sum(len(event.data) for event in new)
-        self.last += len(new)
+        self.last = new[-1].number
+        if self.resumable:
+            self._stored = self.last
         self._notify()
         if self._is_over():
             await asyncio.sleep(0)  # readers that wait for these events read them first
         while self._is_over():
             self._bytes -= len(self._recent.popleft().data)
+
+    async def publish_stored(self) -> None:
+        """Give the readers the events that a write has stored although it seemed to fail."""
+        if self.resumable and (last := await self._last_stored()) > self.last:
+            self._recent.clear()
+            self._bytes = 0
+            self.last = last
+            self._notify()
 
     def close(self) -> None:
         """Mark the end of the stream: no more events follow."""
@@ -248,9 +268,8 @@ class LiveRun:
             if not self.closing:
                 self.action = self.action or action
             self.retry_now.set()
-        elif (
-            self.action is None
-        ):  # a second cancellation would interrupt the wait for the program's end
+        elif self.action is None:
+            # A second cancellation would interrupt the wait for the program's end.
             self.action = action
             if self.task is not None and self.stoppable:
                 self.task.cancel()

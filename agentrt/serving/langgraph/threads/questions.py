@@ -75,14 +75,15 @@ class ThreadQuestions:
                 raise
             return []  # a user without access to threads may still see the questions of programs
         conditions += [threads.c.status.in_(_ASKING_STATUSES), _INTERRUPTS != "{}"]
-        questions: list[QuestionView] = []
+        # By id, because a thread that begins to ask between two pages moves the others on.
+        questions: dict[str, QuestionView] = {}
         for offset in count(0, _PAGE):  # not each thread of a page has an open question
             rows = await self._rows(conditions, offset, _PAGE)
             views = await self._questions(rows)
-            questions += [question for question in views if question.state == "open"]
+            questions |= {view.id: view for view in views if view.state == "open"}
             if len(questions) >= wanted.limit or len(rows) < _PAGE:
                 break
-        return questions[: wanted.limit]
+        return [*questions.values()][: wanted.limit]
 
     async def find(self, viewer: Viewer, question_id: str) -> QuestionView | None:
         match = _ID.fullmatch(question_id)

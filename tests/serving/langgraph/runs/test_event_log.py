@@ -110,6 +110,31 @@ async def test_an_event_that_was_stored_by_a_failed_write_keeps_its_number(
     assert [event.data async for event in replay(database, "r", 0)] == [b"1", b"2"]
 
 
+async def test_readers_get_an_event_that_was_stored_by_a_failed_write(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Readers that were there before, and one that comes while the next event is numbered."""
+    log, write = EventLog("r", database, resumable=True), database.write
+
+    async def stored_but_failed(*statements: Any) -> None:
+        await write(*statements)
+        raise ConnectionResetError
+
+    early = asyncio.create_task(numbers(log))
+    await log.put([("values", b"1")])
+    with monkeypatch.context() as patch:
+        patch.setattr(database, "write", stored_but_failed)
+        with pytest.raises(ConnectionResetError):
+            await log.put([("values", b"2")])
+    third = await log.numbered([("values", b"3")])
+    late = asyncio.create_task(numbers(log))
+    await asyncio.sleep(0)
+    await database.write(*log.inserts(third))
+    await log.publish(third)
+    log.close()
+    assert await early == await late == [1, 2, 3]
+
+
 async def test_the_oldest_stored_events_go(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
