@@ -65,7 +65,9 @@ def first_of(error: BaseException) -> BaseException:
     return error
 
 
-_SECRET = re.compile(r"([?&][\w.-]*(?:password|token|secret|api[-_]?key)=)[^&#]*", re.IGNORECASE)
+_SECRET = re.compile(
+    r"([?&#][\w.-]*(?:pass|pwd|token|secret|key|sig|auth|cred)[\w.-]*=)[^&#]*", re.IGNORECASE
+)
 
 
 def shown_url(url: str) -> str:

@@ -351,7 +351,7 @@ def _served(url: str, model: str | None, key: str | None) -> ServedModel:
     window = card.get("max_model_len")
     if not isinstance(window, int) or window < 1:
         raise RefusedError(
-            f"{base} does not report the context window of {card['id']} (max_model_len); "
-            "use a server that reports it, such as agentrt serve or vllm serve"
+            f"{shown_url(base)} does not report the context window of {card['id']} "
+            "(max_model_len); use a server that reports it, such as agentrt serve or vllm serve"
         )
     return ServedModel(base, card["id"], window, card.get("server_tools") or (), key)

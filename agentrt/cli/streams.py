@@ -95,12 +95,13 @@ def show(text: str) -> None:
 
 
 def show_json(value: Any) -> None:
-    """Print any value on stdout as one line of standard JSON. Characters that stdout cannot encode,
-    such as lone surrogates, are escaped.
+    """Print any value on stdout as one line of standard JSON. Characters that control a terminal or
+    that stdout cannot encode, such as lone surrogates, are escaped.
     """
     from agentrt.batch.plain import as_json  # imported here, so that --help stays fast
 
     text = as_json(value, replies_as_text=False)
+    text = _STEERING.sub(lambda part: f"\\u{ord(part[0]):04x}", text)
     try:
         text.encode(sys.stdout.encoding or "utf-8")
     except UnicodeEncodeError:

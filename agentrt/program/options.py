@@ -134,7 +134,7 @@ def _form(options: LLMOptions) -> dict[str, Any]:
     tools = tool_specs(chosen)
     if tools:
         form["tools"] = [_tool(tool) for tool in tools]
-        form["tool_choice"] = _choice(options.get("tool_choice", "auto"), tools)
+        form["tool_choice"] = _choice(options.get("tool_choice") or "auto", tools)
     schema = _as_schema(options.get("schema"))
     if schema is not None:
         json_schema = {"name": "output", "schema": dict(schema), "strict": True}

@@ -39,7 +39,7 @@ from agentrt.runtime.events import Event, RunEnded, notification_of
 from agentrt.runtime.first_words import first_words
 from agentrt.runtime.recorded import Recorded, restore_tokens
 from agentrt.runtime.registry import Listener, RunRegistry, registry_of
-from agentrt.runtime.run import Run, RunState
+from agentrt.runtime.run import Run, RunState, cancel_until_ended
 from agentrt.runtime.services import Services
 from agentrt.runtime.tokens import TokenLog
 from agentrt.runtime.updates import OnStale, WeightUpdates
@@ -173,12 +173,14 @@ class Runtime:
             return
         self._open = False
         live = [run.task for run in self.runs.values() if run.task is not None]
-        live += [call.task for call in self._services.client_calls if call.task is not None]
-        for task in live:
+        for run in list(self.runs.values()):
+            cancel_until_ended(run)
+        calls = [call.task for call in self._services.client_calls if call.task is not None]
+        for task in calls:
             task.cancel()
         while self._followed:
             self._followed.pop().unlisten(self._on_event)
-        if left := [*live, *self._ends]:
+        if left := [*live, *calls, *self._ends]:
             await asyncio.wait(left)
         try:
             await self.toolbox.close()

@@ -87,6 +87,23 @@ async def test_a_result_that_contains_itself_is_a_line_like_any_other(tmp_path: 
         assert line == {"name": name, "links": [{"name": "other", "links": ["…"]}, "…"]}
 
 
+async def test_parts_that_link_to_each_other_are_not_written_for_each_path_to_them(
+    tmp_path: Path,
+) -> None:
+    @program
+    async def grid(ctx: Context, name: str) -> Page:
+        pages = {(x, y): Page(f"{x},{y}", []) for x in range(6) for y in range(6)}
+        for (x, y), page in pages.items():
+            places = ((x + 1, y), (x, y + 1), (x - 1, y), (x, y - 1))
+            page.links += [pages[place] for place in places if place in pages]
+        return pages[0, 0]
+
+    out = tmp_path / "results.jsonl"
+    await results(["tea"], grid, out=out)
+    assert out.stat().st_size < 100_000
+    assert all(f'"{x},{y}"' in out.read_text() for x in range(6) for y in range(6))
+
+
 async def test_an_engine_of_its_own_serves_calls_in_their_order(
     schedulers: list[SchedulerConfig],
 ) -> None:

@@ -99,7 +99,7 @@ ODD = """
 @program
 async def odd(ctx):
     await ctx.human('Half of a pair: \\ud800')
-    return ['\\ud800', float('nan'), float('inf'), 'é']
+    return ['\\ud800', float('nan'), float('inf'), 'é', '\\x9b2J\\u202e\\u2028\\u0085']
 """
 
 
@@ -107,7 +107,8 @@ def test_json_has_any_result_in_standard_json(run_program: Run) -> None:
     ran = run_program(ODD, "--human", "yes", "--json")
     assert ran.code == 0
     value = json.loads(ran.out.splitlines()[-1], parse_constant=pytest.fail)
-    assert value["results"] == [["\ud800", "NaN", "Infinity", "é"]]
+    assert value["results"] == [["\ud800", "NaN", "Infinity", "é", "\x9b2J\u202e\u2028\u0085"]]
+    assert not set(ran.out) & {"\x9b", "\u202e", "\u2028", "\u0085"}
 
 
 def test_json_has_any_error(run_program: Run) -> None:

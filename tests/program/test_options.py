@@ -47,6 +47,20 @@ async def test_a_wrong_option_of_a_call_is_named_with_its_value(
             await runtime.start(agent).wait()
 
 
+async def test_a_choice_of_tools_that_is_none_is_left_to_the_model() -> None:
+    def add(a: int, b: int) -> int:
+        """Add two numbers."""
+        return a + b
+
+    @program
+    async def agent(ctx: Context) -> str:
+        reply: Reply = await ctx.llm("Tell.", tools=[add], tool_choice=None)
+        return reply.text
+
+    async with Runtime(ScriptedExecutor(lambda call: "tea")) as runtime:
+        assert await runtime.start(agent).wait() == "tea"
+
+
 async def test_options_that_are_none_have_their_defaults() -> None:
     @program
     async def agent(ctx: Context) -> str:

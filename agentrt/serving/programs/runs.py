@@ -20,7 +20,7 @@ from agentrt.interrupts.questions import Question
 from agentrt.program import Program
 from agentrt.runtime.durable import Durable
 from agentrt.runtime.events import Event, NodeChanged, NodeEnded, NodeStarted, RunEnded
-from agentrt.runtime.run import Run, RunState
+from agentrt.runtime.run import Run, RunState, cancel_until_ended
 from agentrt.serving.error_responses import ApiError
 from agentrt.serving.programs.bodies import RunRequest
 from agentrt.serving.programs.left import LeftRun, durable_of
@@ -230,8 +230,7 @@ class ProgramRuns:
         ]
         for served_run in self._runs.values():
             served_run.run.left = True
-        for task in tasks:
-            task.cancel()
+            cancel_until_ended(served_run.run)
         if tasks:
             await asyncio.wait(tasks)
         if self._refusals:
@@ -239,7 +238,7 @@ class ProgramRuns:
 
     def _too_late(self, served_run: ServedRun) -> None:
         served_run.is_late = True
-        served_run.run.cancel()
+        cancel_until_ended(served_run.run)
 
     def _listen(self) -> None:
         """Start to listen to events when the first run starts. The events of all programs come
