@@ -324,7 +324,7 @@ def verdict(predicted: Predicted) -> str:
     """
     off = errors(predicted)
     if not off:
-        return "no cell has a published run to compare with"
+        return "no cell to compare: each has no published run, or a parameter was fitted to it"
     by = {name: [abs(off[k]) for k in off if k[2] == rival] for rival, name in RIVALS.items()}
     parts = ", ".join(f"{name} {median(values):.0%}" for name, values in by.items() if values)
     lines = [f"median error of {len(off)} cells: {median(map(abs, off.values())):.0%} ({parts})"]
