@@ -135,8 +135,8 @@ Examples:
   python -m benchmarks chaos --tiny --minutes 2
 
 \b
-Run from the root of a checkout, with the Python of .venv. Tables go to stdout, as Markdown,
-everything else to stderr. Ctrl-C keeps finished results.
+Run from the root of a checkout, with the Python of .venv. Tables, as Markdown, and the output of
+--json go to stdout, everything else to stderr. Ctrl-C keeps finished results.
 'python -m benchmarks NAME --help' explains the options.
 Exit codes: 0 done; 1 something failed; 2 bad usage; 130 Ctrl-C.
 """

@@ -52,9 +52,10 @@ two bytes each.
 """
 _SLOTS = 256
 STEP_TOKENS = 2048
-"""The most tokens that a step computes. The published runs do not say theirs. `vllm serve` has
-8,192 on these GPUs; with 8,192, stock's predicted time is 19% below the measured time (H100, 3 jobs
-a second, seed 5000), and with 2,048 it is 2% above.
+"""The most tokens that a step computes. The published runs do not state their value. The
+default of `vllm serve` is 8,192 on the H100 and the H200, and 2,048 on the A100. With 8,192,
+stock's predicted time is 19% below the measured time (H100, 3 jobs a second, seed 5000), and with
+2,048 it is 2% above.
 """
 
 
@@ -145,8 +146,8 @@ FITTED = {("H200", 1, STOCK), ("H200", 3, OFFLOAD_16), ("H100", 3, OFFLOAD_128)}
 """The cells to which parameters were fitted. They do not count in the errors. The mean of the
 outputs was fitted to the first cell, and the costs of copies were fitted to the other two cells.
 The H200 hardly loads anything with 16 GB, but stores each context again after each tool, which
-determines how much a copy slows the steps. The H100 loads most of its prompts from 128 GB, which
-determines the bandwidth.
+determines how much a store slows the steps. The H100 loads most of its prompts from 128 GB, which
+determines how much a load slows the steps. The bandwidth of copies is assumed.
 """
 
 EPILOG = """\b
@@ -324,7 +325,7 @@ def verdict(predicted: Predicted) -> str:
     """
     off = errors(predicted)
     if not off:
-        return "no cell has a published run to compare with"
+        return "no cell to compare: each has no published run, or a parameter was fitted to it"
     by = {name: [abs(off[k]) for k in off if k[2] == rival] for rival, name in RIVALS.items()}
     parts = ", ".join(f"{name} {median(values):.0%}" for name, values in by.items() if values)
     lines = [f"median error of {len(off)} cells: {median(map(abs, off.values())):.0%} ({parts})"]

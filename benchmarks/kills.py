@@ -91,8 +91,8 @@ def kills(kills: int, seed: int) -> int:
 
 
 def _life(folder: Path, journal: str, dies: int = 0, after_s: float = 0.0) -> tuple[Any, list[str]]:
-    """Run the program once, and return its result and its steps. If ``dies`` is not 0, kill it
-    ``after_s`` seconds after that number of steps; the result is then None.
+    """Run the program once, and return its result and its steps. If ``dies`` is not 0, kill the
+    program ``after_s`` seconds after that number of steps. The result of a killed program is None.
     """
     command = [sys.executable, "-m", "benchmarks.kills", "run", str(folder / "p.py"), "--json"]
     command += ["--input", "tea", "--human", "yes", "--model", str(folder / "model")]

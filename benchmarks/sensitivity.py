@@ -120,7 +120,7 @@ def sensitivity(**options: Any) -> None:
     """Halve and double each constant of the scheduler, on workloads on which no constant was tuned.
 
     Each figure is the ratio to the run with the unchanged constant, on the workload where this
-    ratio is highest. = means that nothing changed.
+    ratio is highest. "=" means that nothing changed, and "fails" that a run raised an error.
     """
     chosen = _constants(options["constant"])
     cells = _cells(options, chosen)
@@ -160,8 +160,8 @@ def _cells(
 
 
 def constants(places: Sequence[tuple[str, str]] = PLACES) -> list[Constant]:
-    """Return all constants, by module, and in each module in the order of the lines. No module is
-    imported.
+    """Return all constants, by module, and in each module in the order of the lines. The modules
+    are read, not imported.
     """
     return [
         Constant(name, module, value)

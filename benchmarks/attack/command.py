@@ -107,7 +107,9 @@ def turn_s(minutes: float, attacks: int) -> float:
 async def measure(
     measured: Results, attacks: Mapping[str, Attack], seconds: float, server: _Opened
 ) -> None:
-    """Measure the short calls without an attack, and beside each attack for ``seconds`` seconds."""
+    """Measure the short calls for ``seconds`` seconds each: without an attack, beside each attack,
+    and beside about as many requests of the attack to a listener that only discards them.
+    """
     async with server as (victim, url, key):
         await _short_calls(Short(), victim, time.monotonic() + 1.0)  # the first calls fill caches
         base: dict[str, float] = {}

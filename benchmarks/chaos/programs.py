@@ -25,8 +25,8 @@ _SIDES = ("hopes", "fears")
 
 
 class ChaosPrograms:
-    """``count`` programs, of which every second is a graph. Each call has ``tokens``
-    output tokens.
+    """``count`` programs, of which every second is a graph. Each call of a native program has
+    ``tokens`` output tokens, and each call of a graph at most this number.
     """
 
     def __init__(self, count: int, tokens: int = 16) -> None:

@@ -15,8 +15,8 @@ from agentrt.request import Call
 class CallAudit:
     """An audit of all calls on engines that may die.
 
-    By a call's id, ``begun`` has the number of engines that got the call, and ``delivered`` the
-    number of its replies that reached the program. ``faults`` has a line for each call that ran
+    By a call's id, ``begun`` counts how often an engine got the call, and ``delivered`` how many of
+    its replies reached the program. ``faults`` has a line for each call that ran
     again or was delivered again after its delivery, and for each stream whose pieces differ from
     the reply.
     """
@@ -105,7 +105,7 @@ class Report:
             "engines stopped (SIGSTOP)": str(self.hangs),
             "engines started again": str(self.starts),
             "calls run again": str(self.reruns),
-            "calls run or delivered again after delivery": str(len(self.faults)),
+            "calls run or delivered again, or streamed unlike their reply": str(len(self.faults)),
             **{f"{name} left": str(count) for name, count in self.left.items()},
         }
         return markdown(["", "value"], [[name, value] for name, value in rows.items()])

@@ -123,8 +123,8 @@ Arguments after -- go to vLLM. Exit codes: 0; 1 an engine failed; 2 bad usage; 1
     "--predict",
     type=_FOLDER,
     metavar="DIR",
-    help="Run nothing: predict all cells of the earlier run in DIR with the step times that were "
-    "measured there, and print them beside its measurements. Needs no GPU.",
+    help="Run nothing: predict the cells of the first seed of the earlier run in DIR with the step "
+    "times that were measured there, and print them beside its measurements. Needs no GPU.",
 )
 def gpu(engine_flags: Sequence[str], **options: Any) -> None:
     """Measure stock vLLM, agentrt's defaults, both with vLLM's offload to host memory, and
@@ -280,7 +280,7 @@ class GpuBench:
             Prediction(cell.contender, cell.seed, self.size, options, self.times) for cell in cells
         ]
         virtuals = dict(zip(cells, await self.predictor.make(wanted), strict=True))
-        for cell in sorted(cells, key=lambda cell: -cell.seed):  # the first seed is the last
+        for cell in sorted(cells, key=lambda cell: -cell.seed):  # keeps the first seed's seconds
             seconds = virtuals[cell].summary().makespan_s
             self.budget.predicted_s[cell.memory, cell.contender] = seconds
         return virtuals
@@ -330,7 +330,9 @@ class GpuBench:
 
 
 def _real(name: str) -> Contender:
-    """Return the contender of a name on an engine, whose flags turn vLLM's offload on."""
+    """Return the contender of a name for a real engine. An offload is not part of the contender,
+    because the flags of the engine turn it on.
+    """
     return contender(name.removesuffix(f"+{OFFLOADED}"))
 
 

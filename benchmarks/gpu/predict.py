@@ -107,16 +107,17 @@ def predictor(cores: int | None = None) -> Iterator[Predictor]:
 
 
 def predictions_of(folder: Path, limits: GoodputLimits, flags: Sequence[str] = ()) -> str:
-    """Return a table of the predictions for all cells of an earlier run in ``folder``, with the
-    step times that were measured there, beside the measurements of the cells that it has.
+    """Return the predictions for the cells of the first seed of an earlier run in ``folder``, with
+    the step times that were measured there, beside the measurements. There is a table for each KV
+    cache that was measured, with all contenders.
 
-    ``flags`` are vLLM's flags for other sizes of the engine. Raises `ConfigError` if the folder has
-    no such run, or if a flag changes nothing in virtual time.
+    ``flags`` are vLLM's flags for other sizes of the engine. Raises `ConfigError` if the files of
+    such a run are missing or not readable, or if a flag changes nothing in virtual time.
     """
     changed = given_flags(flags)
     if unknown := sorted(changed.keys() - _SIZES):
         raise ConfigError(
-            f"--{unknown[0].replace('_', '-')} changes no prediction; what does: "
+            f"--{unknown[0].replace('_', '-')} changes no prediction; allowed: "
             + ", ".join(f"--{name.replace('_', '-')}" for name in _SIZES)
         )
     try:

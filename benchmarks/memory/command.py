@@ -86,8 +86,8 @@ Real engines, then virtual time with their step times:
 
 \b
 --memory applies to all workloads except chat, whose KV cache has 1,024 blocks of 16 tokens.
-With --real there are fewer slots, and blocks have 32 tokens: use fewer --programs, and give chat
-fewer --kv-blocks, and smaller --tools.
+With --real there are fewer slots, and blocks have 32 tokens: use fewer --programs and smaller
+--tools, and for chat also fewer --kv-blocks.
 Contenders: {}.
 """.format(how().replace("; ", ";\n  "))
 
@@ -108,7 +108,8 @@ Key = tuple[Setup, str]
     help="Median seconds of the commonest tool.  [default: the workload's own]",
 )
 @policy_option(
-    f"Contenders in addition to stock.  [default: {','.join(CONTENDERS)}]", former=["--contender"]
+    f"Contenders in addition to stock.  [default: {','.join(CONTENDERS[1:])}]",
+    former=["--contender"],
 )
 @many(
     "--caps",
@@ -124,7 +125,7 @@ Key = tuple[Setup, str]
     default=TRACE_SCALE,
     show_default=True,
     metavar="X",
-    help="Factor for the tokens of --trace.",
+    help="Factor for the tokens of the file of --trace or --workload.",
 )
 @click.option("--tokenizer", metavar="MODEL", help="Model whose tokenizer counts recorded texts.")
 @step_time_option()

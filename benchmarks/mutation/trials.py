@@ -93,8 +93,8 @@ class Functions:
 
 
 class Recorder:
-    """A plug-in that runs all tests, and records the CPU seconds of each test and the functions
-    that the test calls.
+    """A plug-in that records the CPU seconds of each test, and the functions that the test
+    calls.
     """
 
     def __init__(self) -> None:

@@ -48,9 +48,11 @@ _COARSE = ("1", "1.5", "3", "8")
 """Loads of the workloads other than mixed, without ``--quick``."""
 _TOOL_LOADS = ("1", "2", "4", "8")
 _BESIDE = ("adaptive",)
-"""The policies that run with half and with twice as many programs, in addition to the baseline."""
+"""The policies that run with half and with twice as many programs, in addition to the baseline.
+With ``--quick``, all policies do.
+"""
 _ELSEWHERE = ("jobs", "as_json", "plot")
-"""Options that do not change the figures, so that the report does not name them."""
+"""Options that the report does not name, because they do not change the figures."""
 _EPILOG = """\b
 Examples:
   python -m benchmarks paper --quick --seeds 3             # minutes

@@ -66,8 +66,8 @@ Ctrl-C keeps finished runs. Exit codes: 0; 1 an engine failed; 2 bad usage; 130 
 @text_option(
     "--workload",
     "NAME|[FORMAT:]FILE",
-    "Programs: sharegpt, bfcl, lats, mixed (thirds of these), graphs8, or recorded programs: "
-    f"{', '.join(KNOWN)}.",
+    "Programs: sharegpt, bfcl, lats, mixed (thirds of these), assistant, coding, deep, graphs8, or "
+    f"recorded programs: {', '.join(KNOWN)}.",
     default="mixed",
 )
 @many(

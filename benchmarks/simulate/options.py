@@ -18,7 +18,10 @@ from agentrt.lab.workloads.traces import KNOWN
 from benchmarks.steps import SlotMachine
 
 DEFAULT_WORKLOADS = ("mixed",)
-WORKLOADS = f"chat, react, lats, mixed, graphs8, or recorded programs: {', '.join(KNOWN)}."
+WORKLOADS = (
+    "chat, react, lats, mixed, assistant, coding, deep, graphs8, or recorded programs: "
+    f"{', '.join(KNOWN)}."
+)
 workloads_option: Option = workload_option(f"{WORKLOADS}  [default: mixed]")
 depth_options: Option = together(
     text_option(

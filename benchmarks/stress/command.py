@@ -61,13 +61,13 @@ Examples:
     "--without",
     metavar="NAME,…",
     help=f"Kinds of requests and disturbances to leave out: {', '.join(FEATURES)}. With this "
-    "option, the same seed gives another case.",
+    "option, the same seed may give another case.",
 )
 @many(
     "--always",
     metavar="NAME,…",
     help="Kinds of requests and disturbances that every case has. With this option, the same seed "
-    "gives another case.",
+    "may give another case.",
 )
 @click.pass_context
 def stress(

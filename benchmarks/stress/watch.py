@@ -477,7 +477,8 @@ def reachable(scheduler: Any) -> Iterator[tuple[str, QueuedCall | EngineProgram]
     on which it was found.
     """
     stack: list[tuple[str, Any]] = list(vars(scheduler).items())
-    stack += list(_fields(policy_of(scheduler)))  # the connector, which is vLLM's, holds it
+    # vLLM's connector holds the cache policy of the host memory, so the search would not find it.
+    stack += list(_fields(policy_of(scheduler)))
     seen: set[int] = set()
     while stack:
         path, thing = stack.pop()

@@ -168,7 +168,7 @@ class Bench(NamedTuple):
                 for side in turns(list(sides), repeat)
             }
             for side, mine in took.items():
-                if repeat >= 0:  # the first one is for warming up
+                if repeat >= 0:  # the repeat before, -1, warms up
                     over = ratios(mine, took["client"], _RATIOS, "_to_client")
                     self.measured.add(name, side, figures={**mine, **over})
 

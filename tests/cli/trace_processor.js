@@ -1,5 +1,5 @@
-// Perfetto's trace processor as its page has it, in a worker that is none. Requests come on stdin
-// and answers go to stdout, each with its length (32 bits) before it.
+// Runs Perfetto's trace processor as Perfetto's page runs it, but without a web worker. Requests come
+// on stdin and answers go to stdout, each after its length (32 bits).
 const fs = require('fs'), path = require('path'), vm = require('vm');
 const {argv, stdin, stdout} = process;
 const folder = argv[2];

@@ -1,4 +1,4 @@
-// What keeps a person from reading or reaching a part of the page, in words; nothing if all is well.
+// Returns the faults that keep a person from reading or reaching a part of the page, as texts.
 () => {
   const faults = [];
   const shown = (element) => element.checkVisibility({ visibilityProperty: true, opacityProperty: true }) && !element.closest(".hidden");
@@ -38,7 +38,7 @@
     if (shown(field)) read(field, contrast(field, "::placeholder", "color"), field.placeholder);
   }
 
-  // Names of what can be reached or stands for a picture, and the outline of the page.
+  // Names of the elements that can be reached or that stand for a picture, and the outline of the page.
   for (const element of document.querySelectorAll("a, button, input, select, textarea, [tabindex='0'], [role=img]:not(svg *)")) {
     const named = element.getAttribute("aria-label") || element.labels?.[0]?.textContent || element.textContent;
     if (shown(element) && !named?.trim()) faults.push(`no name: ${call(element)}`);

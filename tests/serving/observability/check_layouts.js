@@ -1,4 +1,4 @@
-// 300 random graphs, laid out by the page's own module; says what is wrong, if anything is.
+// Lays out 300 random graphs with the page's own module. Returns the first fault, or an empty text.
 async () => {
   const { layout, NODE } = await import("/dashboard/layout.js");
   let state = 7;

@@ -34,7 +34,7 @@ export class Checkpoints {
     this.mark();
   }
 
-  // The checkpoints that led to the last one. Other checkpoints belong to abandoned branches.
+  // The checkpoints that led to the newest checkpoint. Other checkpoints belong to abandoned branches.
   path(known) {
     const path = new Set();
     let state = this.states[0];
@@ -64,7 +64,7 @@ export class Checkpoints {
   }
 }
 
-// A checkpoint whose input the graph has not read yet has the same state as the one before.
+// A checkpoint whose input the graph has not read yet has the same state as the checkpoint before it.
 const isInput = (state) => state.metadata?.source === "input";
 
 function nameOf(state, parent) {

@@ -41,7 +41,7 @@ export class Composer {
     }
   }
 
-  // Empties the fields. Returns a function that fills the fields again that are still empty.
+  // Empties the fields. Returns a function that restores the values of the fields that are still empty.
   clear() {
     const fields = [...byId("entry").querySelectorAll("textarea, input, select")];
     const values = fields.map(({ value }) => value);

@@ -47,7 +47,8 @@ export class Conversation {
     this.steps = [];
   }
 
-  // Handles an event of a run by its name. In events of a subgraph, its place follows "|".
+  // Handles an event of a run by its name. The name of a subgraph's event ends in "|" and the
+  // subgraph's place.
   tell(name, data) {
     const [mode, place] = name.split("|");
     if (mode === "messages") this.grow(data[0]);

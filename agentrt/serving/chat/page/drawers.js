@@ -9,7 +9,7 @@ const MEDIUM = matchMedia("(max-width: 1100px)");
 export class Drawers {
   constructor() {
     this.isOpen = { side: false, panel: false };
-    this.isClosed = false; // the panel, where there is room for it
+    this.isClosed = false; // whether the panel is closed on a page that has room for it
     for (const name of ["side", "panel"]) byId(`show-${name}`).addEventListener("click", () => this.toggle(name));
     for (const query of [NARROW, MEDIUM]) query.addEventListener("change", () => this.close());
     document.addEventListener("keydown", (event) => {

@@ -113,7 +113,7 @@ const begin = guarded(async () => {
   await Promise.all([threads.refresh(), open()]);
 });
 
-// A promise that resolves when the form of the graph is shown.
+// Selects a graph. Returns a promise that resolves when the graph's form is shown.
 function useGraph(graph) {
   if (graph && graph !== now.graph) {
     now.graph = graph;
@@ -382,7 +382,8 @@ function pastUntil(state) {
   return now.past.slice(0, input + 1);
 }
 
-// Sends an edited message, from the state before it. An edited first message begins a new thread.
+// Goes back to the state before a message, and puts the message's text into the composer. Before the
+// first message of a thread, there is no state, so a new thread begins.
 async function edit(id) {
   const { text } = conversation.shown().find((message) => message.id === id);
   if (isModelChat(now.thread)) {

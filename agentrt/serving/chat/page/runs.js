@@ -28,7 +28,8 @@ export class Runs {
     return performance.now() / 1000 + this.offset;
   }
 
-  // Shows the last program of a thread, if the server still knows it.
+  // Shows the last program of a thread, if the server still knows it. Returns whether the thread has a
+  // live program.
   async show(thread) {
     const { runs, recent } = await ask("GET", `v1/runs?session=${encodeURIComponent(thread)}`);
     const last = runs.at(-1) ?? recent[0];

@@ -36,7 +36,7 @@ export class Threads {
     if (turn === this.turn) this.draw(all);
   }
 
-  // A conversation that did not begin on this page has the input of its first run as its title.
+  // A conversation that has neither a title nor messages has the input of its first run as its title.
   async find(threads, turn) {
     for (const thread of threads) {
       const { thread_id: id } = thread;

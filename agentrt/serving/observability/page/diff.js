@@ -1,4 +1,4 @@
-// Two runs side by side, with what differs marked.
+// Two runs side by side, with marks at their differences.
 
 import { byId, count, h, mark, roving, say, seconds } from "./dom.js";
 import { clip, drawing, nameOf } from "./drawing.js";
@@ -111,7 +111,7 @@ function short(node) {
 }
 
 function summary({ same, all_differences, differences, programs }) {
-  const part = differences.length ? `the first difference is at ${differences[0].node}` : "the runs do not differ";
+  const part = differences.length ? `the first difference is at ${differences[0].node}` : "the nodes do not differ";
   const unkept = programs.some(({ content }) => content !== "full") ? "; answers were not recorded, and are not compared" : "";
   return `${count(same)} nodes are alike, ${count(all_differences)} are not: ${part}${unkept}`;
 }

@@ -5,8 +5,8 @@ import { curve, layout, NODE } from "./layout.js";
 
 let made = 0;
 
-// `scale` returns the scale for a width and a height; `show` is called with the node under the
-// pointer. Returns the drawing, its lines, and its boxes by node id.
+// `scale` returns the scale for a width and a height; `show` is called with the id of the node that
+// the pointer or the focus reaches. Returns the drawing, its lines, and its boxes by node id.
 export function drawing(nodes, { label, scale, show }) {
   const { places, edges, width, height } = layout(nodes);
   const inside = `inside-${(made += 1)}`;

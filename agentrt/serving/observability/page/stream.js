@@ -14,7 +14,8 @@ export function request(path, options = {}) {
   return fetch(path, { ...options, headers, cache: "no-store" });
 }
 
-// Follows `path` until `stop` is called. When the stream ends, connects again after a pause.
+// Follows `path`, and returns a function that stops this. When the stream ends, connects again after
+// a pause, but not after an answer 401 or 403 ("refused") or 404 ("gone").
 // `on` has event(name, body), state("live" | "lost" | "refused" | "gone").
 export function follow(path, on) {
   const control = new AbortController();
