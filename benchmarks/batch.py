@@ -27,7 +27,6 @@ from agentrt.batch.runner import DEFAULT_LIVE
 from agentrt.cli.numbers import NumberRange
 from agentrt.errors import ConfigError
 from agentrt.lab.backends.gates import Gate
-from agentrt.lab.backends.virtual import Virtual
 from agentrt.lab.commands.options import (
     ManyCommand,
     count_option,
@@ -40,7 +39,6 @@ from agentrt.lab.commands.options import (
     silence_vllm,
     workload_option,
 )
-from agentrt.lab.driver import drive
 from agentrt.lab.engine.hardware import hardware
 from agentrt.lab.engine.headless import BLOCK_SIZE
 from agentrt.lab.engine.virtual import VirtualOptions
@@ -48,8 +46,10 @@ from agentrt.lab.oracles import Lrpt
 from agentrt.lab.outcome import RunOutcome
 from agentrt.lab.runs.contenders import (
     DEFAULT,
+    RUN,
     STOCK,
     check_on_engines,
+    check_parts,
     contender,
     contenders,
     how,
@@ -144,10 +144,7 @@ class BatchLoad(Load):
 
     def run(self, name: str) -> RunOutcome:
         """Run the contender with this name."""
-        served = contender(name)
-        options = served.sized(self.options)
-        gate = self.limited(served.make_gate(options))
-        return drive(Virtual(served.scheduling, options, self.times), self.programs, gate)
+        return contender(name).run(self.programs, self.options, self.times, self.limited)
 
     def limited(self, gate: Gate | None) -> LiveLimit:
         """Return a gate that first applies the limit on live programs, and then ``gate``, which is
@@ -263,7 +260,7 @@ def _figures(ran: RunOutcome) -> dict[str, float]:
     }
 
 
-@click.command(cls=ManyCommand, epilog=f"Contenders: {BEST_CAP!r}, or: {how()}.")
+@click.command(cls=ManyCommand, epilog=f"Contenders, except +hints: {BEST_CAP!r}, or: {how()}.")
 @workload_option(
     f"Workloads to run: {', '.join(_WORKS)}.  [default: {','.join(SCALES)}]",
 )
@@ -381,6 +378,7 @@ def _place(cell: Cell[Batch, str]) -> tuple[str, str, str]:
 def _contenders(names: Sequence[str], *, real: bool) -> list[str]:
     names = names or [name for name in CONTENDERS if not (real and name == KNOWN)]
     named = contenders(name for name in names if name != BEST_CAP)
+    check_parts(named, RUN)
     if real:
         check_on_engines(named)
     return [*dict.fromkeys((STOCK, *names))]

@@ -34,7 +34,7 @@ from agentrt.lab.engine.headless import TOKEN, HeadlessEngine, make_scheduler, s
 from agentrt.lab.engine.step_time import StepTimeModel
 from agentrt.lab.outcome import quantile
 from agentrt.lab.reports.tables import markdown
-from agentrt.lab.runs.contenders import DEFAULT, STOCK, contender
+from agentrt.lab.runs.contenders import DEFAULT, STOCK, check_parts, contender, contenders
 from agentrt.request import Identity
 from benchmarks.cells import seeds_of, study_options
 from benchmarks.workloads.sizes import Sizes
@@ -113,9 +113,9 @@ def cliff(**options: Any) -> None:
     The P95 includes the calls that still wait at the end.
     """
     numbers = counts("--clients", options["clients"] or ("8", "16", "32", "64"))
-    names = [*dict.fromkeys(options["policy"] or (STOCK, DEFAULT))]
-    for name in names:
-        contender(name)
+    policies = contenders(options["policy"] or (STOCK, DEFAULT))
+    check_parts(policies)
+    names = [policy.name for policy in policies]
     minutes = options["minutes"]
     specs = [Spec(*cell, minutes) for cell in product(numbers, seeds_of(options), names)]
     silence_vllm()

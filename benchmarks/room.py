@@ -39,7 +39,7 @@ from agentrt.lab.engine.step_time import StepTimeModel
 from agentrt.lab.engine.virtual import VirtualOptions
 from agentrt.lab.outcome import Outcome, quantile
 from agentrt.lab.reports.tables import Spread
-from agentrt.lab.runs.contenders import DEFAULT, STOCK, contender, contenders
+from agentrt.lab.runs.contenders import DEFAULT, STOCK, TRUE_SIZES, contender, contenders
 from agentrt.scheduler.config import SchedulerConfig
 from benchmarks.cells import Cell, Load, cells_of, check_names, measured, seeds_of, study_options
 from benchmarks.harness import Column, Figures, table
@@ -194,7 +194,7 @@ def check_policies(names: Sequence[str]) -> list[str]:
     """
     policies = contenders(names or [DEFAULT])
     for item in policies:
-        if item.stock or item.scheduler or item.memory > 1 or item.host or item.hints is not None:
+        if item.stock or {*item.parts} - {TRUE_SIZES}:
             raise ConfigError(
                 f"--policy {item.name!r}: every ratio is to {STOCK}; name a policy of agentrt's "
                 f"scheduler, such as {DEFAULT}, atlas or adaptive+cost+memory"

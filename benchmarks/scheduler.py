@@ -42,7 +42,7 @@ from agentrt.lab.commands.options import (
     silence_vllm,
 )
 from agentrt.lab.engine.headless import BLOCK_SIZE, HeadlessEngine, make_scheduler, stock_scheduler
-from agentrt.lab.runs.contenders import STOCK, Contender, contenders
+from agentrt.lab.runs.contenders import STOCK, Contender, check_parts, contenders
 from agentrt.lab.runs.grid import turns
 from agentrt.request import Identity
 from benchmarks.harness import Column, Figures, Results, no_collections, ratios, run_with_table
@@ -90,6 +90,7 @@ COLUMNS = (
 def scheduler(**options: Any) -> None:
     """Measure the CPU time of a step of agentrt's scheduler and of vLLM's own scheduler."""
     cases = contenders([STOCK, *(options["policy"] or CASES)])
+    check_parts(cases)
     silence_vllm()
     running = counts("--running", options["running"] or ("4", "64"))
     waiting = counts("--waiting", options["waiting"] or ("10", "1000"))

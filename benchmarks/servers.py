@@ -27,7 +27,7 @@ from agentrt.errors import ConfigError, EngineStartError
 from agentrt.executors.vllm.default_model import default_model
 from agentrt.executors.vllm.options import engine_args, prepare_environment
 from agentrt.lab.commands.options import note
-from agentrt.lab.runs.contenders import STOCK, contender
+from agentrt.lab.runs.contenders import STOCK, check_parts, contender
 from agentrt.scheduler.config import SchedulerConfig
 from tests.doubles.ports import reserved_port
 
@@ -252,15 +252,16 @@ async def all_started(
 
 
 def scheduling(name: str) -> SchedulerConfig:
-    """Return the settings of a contender that uses agentrt's scheduler (`contender`). Raises
-    `ConfigError` for any other contender.
+    """Return the settings of a contender that is just a policy of agentrt's scheduler
+    (`contender`). Raises `ConfigError` for any other contender.
     """
-    config = contender(name).config
-    if config is None:
+    policy = contender(name)
+    if (config := policy.config) is None:
         raise ConfigError(
             f"--policy {name!r} does not name a policy of agentrt's scheduler; name a policy "
             "such as default or atlas"
         )
+    check_parts([policy])
     return config
 
 

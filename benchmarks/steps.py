@@ -30,7 +30,7 @@ from agentrt.lab.driver import drive
 from agentrt.lab.oracles import KNOWING, Laws, make_policy, policy_names
 from agentrt.lab.outcome import RunOutcome
 from agentrt.lab.program import LiveProgram
-from agentrt.lab.runs.contenders import Contender
+from agentrt.lab.runs.contenders import SIZE_HINTS, TRUE_SIZES, Contender
 from agentrt.lab.runs.machine import Machine
 from agentrt.lab.workloads.shape import CallShape, ProgramShape
 from agentrt.request import CallReport
@@ -82,12 +82,7 @@ class SlotMachine(Machine):
         contenders, or host memory.
         """
         for contender in contenders:
-            if (
-                contender.config is None
-                or contender.scheduler
-                or contender.memory > 1
-                or contender.host
-            ):
+            if contender.config is None or {*contender.parts} - {TRUE_SIZES, SIZE_HINTS}:
                 raise ConfigError(
                     f"{contender.name!r} needs vLLM's scheduler or its memory, which the step "
                     "simulator does not have; it runs the policies of agentrt's scheduler: "

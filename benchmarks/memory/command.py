@@ -88,7 +88,7 @@ Real engines, then virtual time with their step times:
 --memory applies to all workloads except chat, whose KV cache has 1,024 blocks of 16 tokens.
 With --real there are fewer slots, and blocks have 32 tokens: use fewer --programs and smaller
 --tools, and for chat also fewer --kv-blocks.
-Contenders: {}.
+Contenders, except +hints: {}.
 """.format(how().replace("; ", ";\n  "))
 
 

@@ -11,9 +11,11 @@ from agentrt.errors import ConfigError
 from agentrt.lab.commands.options import note
 from agentrt.lab.runs.contenders import (
     DEFAULT,
+    RUN,
     STOCK,
     Contender,
     check_on_engines,
+    check_parts,
     contender,
     contenders,
 )
@@ -103,6 +105,7 @@ def _contenders(options: dict[str, Any]) -> list[Contender]:
     usual = (DEFAULT,) if options["held_out"] else CONTENDERS
     able = [name for name in usual if contender(name).on_engines or not options["real"]]
     compared = contenders([STOCK, *(options["policy"] or able)])
+    check_parts(compared, RUN)
     if options["real"]:
         check_on_engines(compared)
     return compared

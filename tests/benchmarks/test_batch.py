@@ -71,6 +71,12 @@ def test_with_ample_memory_the_engine_of_a_batch_decides_as_stock_does(name: str
 
 
 @pytest.mark.engine
+def test_a_rivals_scheduler_decides_in_a_batch() -> None:
+    load = Batch("chat", 0.25, 32, slots=4, live=16).load(0)
+    assert figures(load, "continuum") != figures(load, "program-fcfs")
+
+
+@pytest.mark.engine
 def test_samples_of_an_input_share_its_prompt() -> None:
     """Programs of the same lengths compute more prompt tokens if they have different inputs."""
     samples = Batch("chat", math.inf, 16, slots=4, live=8, samples=16).load(0)

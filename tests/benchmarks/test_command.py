@@ -68,6 +68,30 @@ def test_bad_input(args: list[str], words: list[str], capsys: pytest.CaptureFixt
     check(capsys, call(args), *words)
 
 
+@pytest.mark.parametrize(
+    ("line", "lacking"),
+    [
+        ("serve --policy continuum", "a scheduler class of its own"),
+        ("serve --policy srpt", "the true sizes of programs"),
+        ("clients --policy continuum-preview", "a scheduler class of its own"),
+        ("clients --real --policy default+ample", "more memory"),
+        ("scheduler --policy continuum", "a scheduler class of its own"),
+        ("scheduler --policy cap:3", "a gate in front of the engine"),
+        ("cliff --policy stock+ample", "more memory"),
+        ("cliff --policy default+offload", "host memory"),
+        ("cliff --policy priority-service", "priorities of calls"),
+        ("memory --policy default+hints", "size hints"),
+        ("batch --policy default+hints", "size hints"),
+    ],
+)
+def test_a_command_refuses_a_contender_that_it_cannot_run_as_named(
+    line: str, lacking: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command, *arguments = line.split()
+    name = arguments[-1]
+    check(capsys, call([command, *arguments]), f"{name!r} needs {lacking}", "leave it out")
+
+
 @pytest.mark.parametrize("line", LINES)
 def test_what_a_page_shows_is_understood(line: str) -> None:
     """Its options are read; nothing runs."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
+from itertools import compress
 from typing import Any, NamedTuple
 
 from agentrt.errors import ConfigError
@@ -38,6 +39,18 @@ _HOST_SIZE = 2.0
 16 bits and 128 GB for offloading have about this ratio.
 """
 _OURS = SchedulerConfig()
+SIZE_HINTS, TRUE_SIZES = "size hints", "the true sizes of programs"
+RUN = (
+    TRUE_SIZES,
+    "priorities of calls",
+    "a gate in front of the engine",
+    "a scheduler class of its own",
+    "more memory",
+    "host memory",
+)
+"""The parts of contenders that `Contender.run` applies. Size hints belong to the programs that it
+gets.
+"""
 
 
 def how() -> str:
@@ -94,6 +107,22 @@ class Contender:
             return False
         return self.config is None or not (self.scheduler or self.config.policy in KNOWING)
 
+    @property
+    def parts(self) -> list[str]:
+        """The names of this contender's parts, in addition to its settings of vLLM's or agentrt's
+        scheduler. A run without one of these parts is not a run of this contender.
+        """
+        present = (
+            self.config is not None and self.config.policy in KNOWING,
+            self.stock not in (None, Stock()),
+            self.gate is not None,
+            bool(self.scheduler),
+            self.memory > 1,
+            self.host is not None,
+            self.hints is not None,
+        )
+        return list(compress((*RUN, SIZE_HINTS), present))
+
     def sized(self, options: VirtualOptions) -> VirtualOptions:
         """Return the sizes of the engine with this contender's memory."""
         return replace(options, kv_blocks=self.memory * options.kv_blocks, host=self.host)
@@ -107,13 +136,16 @@ class Contender:
         programs: Sequence[ProgramShape],
         options: VirtualOptions,
         times: StepTimeModel,
+        gated: Callable[[Gate | None], Gate | None] = lambda gate: gate,
         **fleet: Any,
     ) -> RunOutcome:
-        """Run programs in virtual time. ``fleet`` has the replicas and the router of `Virtual`."""
+        """Run programs in virtual time. ``gated`` may replace the contender's gate by another gate.
+        ``fleet`` has the replicas and the router of `Virtual`.
+        """
         options = self.sized(options)
         scheduler = _loaded(self.scheduler) if self.scheduler else None
         engine = Virtual(self.scheduling, options, times, scheduler_cls=scheduler, **fleet)
-        return drive(engine, programs, self.make_gate(options))
+        return drive(engine, programs, gated(self.make_gate(options)))
 
 
 class Rival(NamedTuple):
@@ -178,6 +210,19 @@ def contenders(
 ) -> list[Contender]:
     """Return the contenders with these names, without duplicates."""
     return [contender(name, ours, hints) for name in dict.fromkeys(names)]
+
+
+def check_parts(contenders: Iterable[Contender], able: Collection[str] = ()) -> None:
+    """Raise `ConfigError` for a contender with a part (`Contender.parts`) that is not in ``able``:
+    the caller would run something else under this contender's name.
+    """
+    for contender in contenders:
+        lacking = next((part for part in contender.parts if part not in able), None)
+        if lacking is not None:
+            raise ConfigError(
+                f"{contender.name!r} needs {lacking}, which this command does not apply; leave it "
+                "out, or use python -m benchmarks policies --virtual, which runs every policy"
+            )
 
 
 def check_on_engines(contenders: Iterable[Contender]) -> None:

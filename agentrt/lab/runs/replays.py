@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from agentrt.lab.oracles import check_policy
 from agentrt.lab.outcome import Outcome, RunOutcome, summarize
-from agentrt.lab.runs.contenders import Contender, contenders
+from agentrt.lab.runs.contenders import RUN, Contender, check_parts, contenders
 from agentrt.lab.runs.grid import RunResult, RunSpec, run
 from agentrt.lab.workloads.journals import Recording, read_recording
 from agentrt.scheduler.config import SchedulerConfig
@@ -60,15 +60,21 @@ def policies(recording: Recording, names: Sequence[str]) -> list[Contender]:
     """Return the contenders of a replay. The recorded policy comes first, if it is known.
 
     The other policies get the recorded values of all other settings, such as quanta. Raises
-    `ConfigError` for an unknown policy.
+    `ConfigError` for an unknown policy, and for size hints, which a recording does not have.
     """
     if "scheduler" not in recording.engine:
-        return contenders(names)
+        return _checked(contenders(names))
     ours = SchedulerConfig.from_dict({**recording.engine["scheduler"], "history": None})
     check_policy(ours.policy)
     suffixes = [word for word in (ours.retention, ours.admission) if word not in _PLAIN]
     first = Contender("+".join([ours.policy, *suffixes]), ours)
-    return [first, *contenders((name for name in names if name != first.name), ours)]
+    others = contenders((name for name in names if name != first.name), ours)
+    return [first, *_checked(others)]
+
+
+def _checked(policies: list[Contender]) -> list[Contender]:
+    check_parts(policies, RUN)
+    return policies
 
 
 def same_order(recorded: Sequence[Outcome], replayed: Sequence[Outcome]) -> float:

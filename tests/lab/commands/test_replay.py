@@ -242,6 +242,7 @@ async def test_what_cannot_be_replayed_is_refused(
         (("postgresql://h/d",), "a replay reads only files"),
         ((empty,), "no program in it made a call and ended (it has no programs)"),
         ((journal, "--policy", "fast"), "unknown policy 'fast'"),
+        ((journal, "--policy", "atlas+hints"), "'atlas+hints' needs size hints"),
         ((journal, "--router", "cost"), "--router needs several replicas"),
         ((journal, "--plot", tmp_path / "plot.txt"), "--plot"),
         ((journal, "--model", "m"), "--model needs --depth real"),
