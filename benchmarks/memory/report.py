@@ -209,22 +209,32 @@ def _workloads(cells: Iterable[JsonCell]) -> str:
 
 def _changes(old: JsonCell, new: JsonCell, name: str = STOCK) -> dict[str, Change]:
     """Return the changes of all figures of a contender, over the seeds that both cells have."""
-    seeds = min(len(old["by_seed"]), len(new["by_seed"]))
+    before, after = _seeds_of_both(old, new)
 
-    def values(cell: JsonCell, contender: str, figure: str) -> list[float]:
-        return [seed[contender][figure] for seed in cell["by_seed"][:seeds]]
+    def values(seeds: Sequence[Found], contender: str, figure: str) -> list[float]:
+        return [seed[contender][figure] for seed in seeds]
 
     return {
         figure: Change(
-            values(old, name, figure), values(new, name, figure), values(new, STOCK, figure)
+            values(before, name, figure), values(after, name, figure), values(after, STOCK, figure)
         )
         for figure in _COMPARED
     }
 
 
 def _both(old: JsonCell, new: JsonCell) -> list[str]:
-    both = old["by_seed"][0].keys()
-    return [name for name in new["by_seed"][0] if name in both and name != STOCK]
+    """Return the contenders except stock that ran with all seeds that both cells have. Caps depend
+    on the programs, so the caps of two seeds differ.
+    """
+    before, after = _seeds_of_both(old, new)
+    seeds = (*before, *after)
+    return [name for name in after[0] if name != STOCK and all(name in seed for seed in seeds)]
+
+
+def _seeds_of_both(old: JsonCell, new: JsonCell) -> tuple[Sequence[Found], Sequence[Found]]:
+    """Return the figures of the seeds that both cells have, in the old and in the new cell."""
+    count = min(len(old["by_seed"]), len(new["by_seed"]))
+    return old["by_seed"][:count], new["by_seed"][:count]
 
 
 def _key(cell: JsonCell) -> tuple[object, ...]:

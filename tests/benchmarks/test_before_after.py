@@ -64,6 +64,17 @@ def test_fewer_seeds_are_compared_with_as_many() -> None:
     assert "0.25 → 0.25 (+0.0%)" in text
 
 
+def test_only_caps_that_all_seeds_have_are_compared() -> None:
+    seeds = [
+        {name: dict.fromkeys([*RATIOS, HITS], 2.0) for name in ("stock", "default", *caps)}
+        for caps in (["cap:4", "cap:5"], ["cap:4", "cap:6"])
+    ]
+    made = as_json({"workload": "chat"}, seeds)
+    text = beside_earlier([made], [made])
+    names = [line.split("|")[2].strip() for line in text.splitlines() if line.startswith("| chat")]
+    assert names == ["default", "cap:4"]
+
+
 def test_another_stock_and_other_cells_are_named() -> None:
     text = beside_earlier([cell(2.0)], [cell(2.0, stock=5.0), cell(2.0, workload="day")])
     assert "Stock itself differs, so the measurement has changed: chat." in text
