@@ -122,6 +122,7 @@ Key = tuple[Setup, str]
 )
 @click.option(
     "--trace-scale",
+    type=_FACTOR,
     default=TRACE_SCALE,
     show_default=True,
     metavar="X",
@@ -130,7 +131,7 @@ Key = tuple[Setup, str]
 @click.option("--tokenizer", metavar="MODEL", help="Model whose tokenizer counts recorded texts.")
 @step_time_option()
 @kv_blocks_option("Size of the KV cache in blocks, in place of --memory.", least=1)
-@click.option("--load", type=float, metavar="X", help="Arrival rate as a share of capacity.")
+@click.option("--load", type=_FACTOR, metavar="X", help="Arrival rate as a share of capacity.")
 @programs_option()
 @click.option(
     "--scale", type=_FACTOR, default=1.0, metavar="X", help="Multiplies the tokens of programs."

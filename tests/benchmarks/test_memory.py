@@ -221,6 +221,15 @@ def test_what_real_engines_cannot_do(
     assert words in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("option", ["--load", "--trace-scale"])
+@pytest.mark.parametrize("factor", ["0", "-1", "nan"])
+def test_a_factor_is_more_than_zero(
+    option: str, factor: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call(["memory", option, factor]) == 2
+    assert f"'{option}': {float(factor)} is not in the range x>0" in capsys.readouterr().err
+
+
 class Reset(Engine):
     """An engine that can be made as new."""
 
