@@ -16,6 +16,7 @@ from pathlib import Path
 
 import click
 
+from agentrt.errors import UsageError
 from agentrt.lab.commands.options import count_option, note, seed_option
 from agentrt.lab.reports.tables import markdown
 from tests.batch.lives import PROGRAM, Lives
@@ -59,10 +60,6 @@ class _Measured:
         """Return the row of the table for ``door``."""
         twice = self.results.total() - len(self.results)
         grown = (self.peaks_kib[1] - self.peaks_kib[0]) * 1024 / (self.inputs * (1 - 1 / _FACTOR))
-        half = len(self.starts_s) // 2
-        early, late = (
-            statistics.median(each) for each in (self.starts_s[:half], self.starts_s[half:])
-        )
         return [
             door,
             f"{self.inputs:,}",
@@ -74,8 +71,18 @@ class _Measured:
             f"{self.peaks_kib[1] / self.peaks_kib[0]:.2f}",
             f"{max(0.0, grown):,.0f}",
             f"{self.journal_bytes / self.inputs:,.0f}",
-            f"{late / early:.2f}",
+            self._later_starts(),
         ]
+
+    def _later_starts(self) -> str:
+        """Return the median start of the later half of the processes, as a ratio to the first
+        half's; "-" if fewer than two starts were measured.
+        """
+        half = len(self.starts_s) // 2
+        if not half:
+            return "-"
+        early, late = map(statistics.median, (self.starts_s[:half], self.starts_s[half:]))
+        return f"{late / early:.2f}"
 
 
 _COLUMNS = (
@@ -94,8 +101,10 @@ _COLUMNS = (
 
 
 @click.command("batch-kills")
-@count_option("--inputs", "Number of inputs, and of requests of each kind.", default=2000)
-@count_option("--kills", "Number of kills.", default=10)
+@count_option(
+    "--inputs", "Number of inputs, and of requests of each kind.", default=2000, least=_FACTOR
+)
+@count_option("--kills", "Number of kills, at most --inputs minus 2.", default=10)
 @click.option(
     "--door",
     "doors",
@@ -113,6 +122,11 @@ def batch_kills(inputs: int, kills: int, doors: tuple[str, ...], seed: int) -> i
     than 1.2 times the memory of the smaller batch. With --door sqlite and --door postgres, the
     server gets two batches, one of chats and one of programs, with --inputs requests each.
     """
+    if kills > inputs - 2:
+        raise UsageError(
+            f"--kills {kills}: a batch of {inputs} inputs can be killed at most {inputs - 2} "
+            "times; give fewer --kills, or more --inputs"
+        )
     rows, is_right = [], True
     for door in doors or DOORS:
         with tempfile.TemporaryDirectory(prefix="agentrt-kills-") as name:

@@ -37,6 +37,8 @@ from tests.doubles.scripted import ScriptedExecutor
 
 BATCH = 500
 """The number of programs that are started, or answered, together."""
+LISTED = 100
+"""The number of questions that are listed, if there are as many."""
 COLUMNS = (
     Column("programs", "programs", WHOLE),
     Column("seconds", "seconds", "{:.1f}"),
@@ -78,7 +80,9 @@ async def measure(measured: Results, path: Path, programs: int, rng: random.Rand
         measured.add("begun and parked", figures=await local.timed(local.park(programs)))
     async with opened(path) as local:
         measured.add("a server's start", figures=await local.timed(local.started()))
-        measured.add("100 questions listed", figures=await local.timed(local.listed()))
+        shown = min(programs, LISTED)
+        listed = await local.timed(local.listed(shown))
+        measured.add(f"{shown} questions listed", figures=listed)
         note("answering all questions")
         measured.add("answered after that", figures=await local.timed(local.answered(rng)))
 
@@ -138,9 +142,10 @@ class Local:
             self.forget()
         return count
 
-    async def listed(self) -> int:
-        questions = await self.server.questions.open(Viewer(), QuestionFilter(limit=100))
-        assert len(questions) == 100
+    async def listed(self, count: int) -> int:
+        """List the first ``count`` questions."""
+        questions = await self.server.questions.open(Viewer(), QuestionFilter(limit=count))
+        assert len(questions) == count
         return 1
 
     async def answered(self, rng: random.Random) -> int:

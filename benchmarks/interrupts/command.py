@@ -2,7 +2,7 @@
 with the library of the transport (threads, processes, MCP, MQTT).
 
 Both sides call the same function over the same transport (`benchmarks.interrupts.transports`). The
-sides take turns of `TURN` calls in one process.
+sides take turns of at most `TURN` calls in one process.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from benchmarks.interrupts.transports import TRANSPORTS, Call
 from tests.doubles.scripted import ScriptedExecutor
 
 TURN = 10
-"""The number of calls that a side makes in a turn, before the turn of the other side."""
+"""The largest number of calls that a side makes in a turn, before the turn of the other side."""
 AT_ONCE = 1000
 ROUNDS = 5
 """In each repeat, the number of times that `AT_ONCE` calls start together; ``--quick`` makes
@@ -144,9 +144,9 @@ async def one_by_one(sides: Sides, calls: int, repeat: int) -> Figures:
     """
     times: dict[str, list[float]] = {side: [] for side in sides}
     with no_collections():
-        for turn in range(calls // TURN):
+        for turn, first in enumerate(range(0, calls, TURN)):
             for side in turns(list(sides), repeat + turn):
-                for x in range(TURN):
+                for x in range(min(TURN, calls - first)):
                     began = time.perf_counter()
                     await sides[side](x)
                     times[side].append(time.perf_counter() - began)

@@ -166,14 +166,14 @@ def _panels(options: dict[str, Any]) -> list[Panel]:
     # The virtual engine needs half a minute for 600 programs of mixed, three times that for LATS.
     coarse = with_tools = loads
     beside = fewer = names
-    few = count // 4
+    half, few = max(1, count // 2), max(1, count // 4)
     if not options["quick"]:
         coarse, with_tools = _COARSE, _TOOL_LOADS
         beside = tuple(name for name in names if name in (names[0], *_BESIDE))
         fewer = tuple(name for name in names if name != "plas")
     return [
         _panel("Mixed, tools take no time", still, loads, count, names),
-        _panel("Mixed, half as long", still, loads, count // 2, beside),
+        _panel("Mixed, half as long", still, loads, half, beside),
         _panel("Mixed, tools on", tools, with_tools, count, fewer),
         _panel("BFCL (ReAct)", react, coarse, count, names),
         _panel("ShareGPT (chat)", chat, coarse, count, names),

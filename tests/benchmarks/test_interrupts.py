@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 
 import pytest
 
@@ -24,6 +25,20 @@ def test_the_last_line_has_each_transports_ratios(
     for one in found:
         assert one["p50_ratio"] == pytest.approx(one["p50_us"] / one["bare_p50_us"])
         assert {"p99_ratio", "at_once_ratio"} <= set(one)
+
+
+@pytest.mark.parametrize("number", [5, 20, 25])
+async def test_each_side_makes_exactly_the_calls_that_are_requested(number: int) -> None:
+    calls: Counter[str] = Counter()
+
+    async def bare(x: int) -> None:
+        calls["bare"] += 1
+
+    async def ours(x: int) -> None:
+        calls["ours"] += 1
+
+    await interrupts.one_by_one({"bare_": bare, "": ours}, number, 0)
+    assert calls == {"bare": number, "ours": number}
 
 
 @pytest.mark.parametrize("name", ["mcp-stdio", "mcp-http", "mqtt"])

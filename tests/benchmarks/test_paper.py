@@ -101,6 +101,14 @@ def test_a_case_worked_out_by_hand(
     assert re.search(r"\| 5x +\| 40000[01] +\| .*≥2.50", text)
 
 
+def test_each_panel_has_at_least_one_program(capsys: pytest.CaptureFixture[str]) -> None:
+    few = ["--programs", "1", "--policy", "atlas", "--load", "1"]
+    assert call(["paper", "--quick", *few, "--jobs", "1"]) == 0
+    printed = capsys.readouterr().out
+    assert "**LATS, 1 programs**" in printed
+    assert "**Mixed, half as long, 1 programs**" in printed
+
+
 @pytest.mark.parametrize(
     ("args", "words"),
     [

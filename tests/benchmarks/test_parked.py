@@ -9,9 +9,13 @@ import pytest
 from benchmarks.__main__ import call
 
 
-def test_all_come_back_and_end_right(capsys: pytest.CaptureFixture[str]) -> None:
-    assert call(["parked", "--programs", "120", "--json"]) == 0
+@pytest.mark.parametrize(("number", "shown"), [(120, 100), (50, 50)])
+def test_all_come_back_and_end_right(
+    number: int, shown: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call(["parked", "--programs", str(number), "--json"]) == 0
     rows = json.loads(capsys.readouterr().out.splitlines()[-1])
-    parked, start, _, answered = rows
-    assert parked["programs"] == answered["programs"] == parked["most_runs"] == 120
+    parked, start, listed, answered = rows
+    assert parked["programs"] == answered["programs"] == parked["most_runs"] == number
+    assert listed["what"] == f"{shown} questions listed"
     assert parked["runs"] == start["runs"] == answered["runs"] == answered["wrong"] == 0
