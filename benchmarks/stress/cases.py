@@ -18,6 +18,8 @@ from benchmarks.stress.watch import Figures
 if TYPE_CHECKING:
     from benchmarks.stress.watch import Watch
 
+DETERMINISTIC = "deterministic"
+"""The invariant that two runs of a case are equal."""
 _LAST_EVENTS = 16
 _PIECE = 25
 """Number of cases that a process runs before it returns their outcomes."""
@@ -85,6 +87,20 @@ def run_case(plan: CasePlan, cls: type[Any] | None = None) -> Outcome:
     )
 
 
+def run_twice(plan: CasePlan) -> Outcome:
+    """Run a case to its end or its first violation. A case without a violation runs again, and both
+    runs must be equal.
+    """
+    outcome = run_case(plan)
+    if outcome.invariant:
+        return outcome
+    again = run_case(plan)
+    if again.digest == outcome.digest:
+        return outcome
+    detail = f"two runs differ: {outcome.digest}, {again.digest}"
+    return replace(outcome, invariant=DETERMINISTIC, detail=detail)
+
+
 def _silence() -> None:
     """Silence vLLM's log messages below ``CRITICAL``, because many cases have grammars that reject
     a token, which vLLM logs.
@@ -107,17 +123,19 @@ def _story(plan: CasePlan, watch: Watch, subject: str) -> Iterator[str]:
     yield f"in the engine: {'; '.join(watch.standing()) or 'nothing'}"
 
 
-def shrink(plan: CasePlan) -> tuple[CasePlan, Outcome]:
-    """Remove from a failing case all programs and disturbances that its failure does not need.
-    Return the smaller case and its outcome.
+def shrink(plan: CasePlan, invariant: str) -> tuple[CasePlan, Outcome]:
+    """Remove from a case that violated ``invariant`` all programs and disturbances that this
+    failure does not need. Return the smaller case and its outcome. If the case does not violate
+    this invariant again, return the case itself and the new outcome.
     """
-    outcome = run_case(plan)
-    smaller = True
-    while smaller and outcome.invariant:
+    run = run_twice if invariant == DETERMINISTIC else run_case
+    outcome = run(plan)
+    smaller = outcome.invariant == invariant
+    while smaller:
         smaller = False
         for candidate in _smaller(plan):
-            again = run_case(candidate)
-            if again.invariant == outcome.invariant:
+            again = run(candidate)
+            if again.invariant == invariant:
                 plan, outcome, smaller = candidate, again, True
                 break
     return plan, outcome
@@ -145,15 +163,8 @@ def run_seeds(
     ``twice``, the case runs again, and both runs must be equal. With 0, no case runs again.
     """
     for seed in seeds:
-        outcome = run_case(draw_case(seed, without, always))
-        if twice and seed % twice == 0 and not outcome.invariant:
-            again = run_case(draw_case(seed, without, always))
-            if again.digest != outcome.digest:
-                detail = f"two runs differ: {outcome.digest}, {again.digest}"
-                outcome = Outcome(
-                    seed, outcome.policy, outcome.digest, outcome.figures, "deterministic", detail
-                )
-        yield outcome
+        run = run_twice if twice and seed % twice == 0 else run_case
+        yield run(draw_case(seed, without, always))
 
 
 def run_cases(

@@ -107,7 +107,7 @@ def stress(
             if done.add(outcome) and (show_all or done.failed[outcome.invariant] <= _SHOWN):
                 note(f"{outcome.report}\n    again: {kinds.line(outcome.seed)}")
             if outcome.invariant and shrink:
-                _show_shrunk(draw_case(outcome.seed, without, always))
+                _show_shrunk(draw_case(outcome.seed, without, always), outcome.invariant)
                 break
             if done.number % 500 == 0:
                 note(f"{done.number} of {cases} cases, {done.failed.total()} failed")
@@ -155,8 +155,11 @@ class _Kinds(NamedTuple):
         return f"python -m benchmarks stress --seed {seed} --cases 1{options}"
 
 
-def _show_shrunk(case: CasePlan) -> None:
-    plan, outcome = shrink_case(case)
+def _show_shrunk(case: CasePlan, invariant: str) -> None:
+    plan, outcome = shrink_case(case, invariant)
+    if outcome.invariant != invariant:
+        note(f"the case did not violate {invariant!r} again, so it was not made smaller")
+        return
     note("\n".join(("the smallest case with the same failure:", *describe(plan), outcome.report)))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import multiprocessing
 from dataclasses import replace
 from typing import Any
@@ -338,9 +339,37 @@ def test_a_failing_case_shrinks_to_what_it_needs(monkeypatch: pytest.MonkeyPatch
         return replace(outcome, invariant="output" if fails else "")
 
     monkeypatch.setattr("benchmarks.stress.cases.run_case", run)
-    smaller, outcome = shrink(replace(USUAL, disturbances=(Disturbance(1.0, "messages"),)))
+    case = replace(USUAL, disturbances=(Disturbance(1.0, "messages"),))
+    smaller, outcome = shrink(case, "output")
     assert outcome.invariant == "output"
     assert [line.split(" (")[0] for line in describe(smaller)] == ["0.000 s: b", "0.000 s: c"]
+
+
+@pytest.mark.parametrize(("differing", "shown"), [(99, ["b"]), (2, [])])
+def test_a_case_whose_runs_differ_shrinks_while_they_differ(
+    differing: int,
+    shown: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The first ``differing`` runs of cases with the program b have different digests."""
+    digests = itertools.count()
+
+    def run(case: CasePlan) -> Outcome:
+        outcome = run_case(case)
+        if "b" in {program.name for program in case.programs}:
+            return replace(outcome, digest=str(min(next(digests), differing)))
+        return outcome
+
+    monkeypatch.setattr("benchmarks.stress.cases.draw_case", lambda *kinds: USUAL)
+    monkeypatch.setattr("benchmarks.stress.command.draw_case", lambda *kinds: USUAL)
+    monkeypatch.setattr("benchmarks.stress.cases.run_case", run)
+    assert call(["stress", "--seed", "0", "--cases", "1", "--shrink"]) == 1
+    lines = capsys.readouterr().err.splitlines()
+    programs = [line.split()[2] for line in lines if line.startswith("0.000 s: ")]
+    assert programs == shown
+    assert any("did not violate 'deterministic' again" in line for line in lines) == (not shown)
+    assert any("two runs differ" in line for line in lines)
 
 
 def test_the_command_counts_cases_and_tells_failures_apart(
