@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 import time
+from collections.abc import Sequence
 from contextlib import aclosing, closing
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from langgraph_sdk.client import LangGraphClient
 
 from agentrt.serving.langgraph.database.connections import Address, open_database
 from agentrt.serving.langgraph.database.runs import Runs
-from agentrt.serving.langgraph.runs.streams import EventLog
+from agentrt.serving.langgraph.runs.streams import EventLog, StreamEvent
 from agentrt.serving.langgraph.tenant_state import REPLAY_S
 from tests.serving.langgraph.graphs import GATES, TURN_S, all_graphs
 from tests.serving.langgraph.protocol.test_protocol import command, heard, start, told, until
@@ -103,17 +104,17 @@ async def test_questions_of_older_clients_runs_are_asked(tmp_path: Path) -> None
 async def test_a_question_is_asked_once_to_who_joins_as_it_is_asked(
     http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """1. The question is in the thread, and not in the run's stream yet. 2. A client joins. 3. It
-    is in the stream, too, and answered.
+    """1. The question is stored in the thread and in the run's stream, but readers of the stream
+    cannot get it yet. 2. A client joins. 3. The readers get it, and it is answered.
     """
-    thread, put = str(uuid4()), EventLog.put
+    thread, publish = str(uuid4()), EventLog.publish
 
-    async def slow(self: EventLog, parts: Any) -> None:
-        if any(b"input.requested" in data for _, data in parts):
+    async def slow(self: EventLog, new: Sequence[StreamEvent]) -> None:
+        if any(b"input.requested" in event.data for event in new):
             await GATES.passing(thread)
-        await put(self, parts)
+        await publish(self, new)
 
-    monkeypatch.setattr(EventLog, "put", slow)
+    monkeypatch.setattr(EventLog, "publish", slow)
     await start(http, thread, "ask")
     await GATES.reached(thread)
     async with asyncio.timeout(TURN_S), aclosing(heard(http, thread)) as stream:
