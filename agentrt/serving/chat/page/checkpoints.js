@@ -10,11 +10,21 @@ export class Checkpoints {
     this.choose = choose;
     this.states = [];
     this.chosen = null;
+    this.turn = 0;
     this.stop = roving(byId("checkpoints"), "button");
   }
 
+  clear() {
+    this.turn += 1;
+    this.states = [];
+    this.draw();
+  }
+
   async load(thread) {
-    this.states = thread === null ? [] : await ask("POST", `threads/${thread}/history`, { limit: MOST });
+    const turn = (this.turn += 1);
+    const states = await ask("POST", `threads/${thread}/history`, { limit: MOST });
+    if (turn !== this.turn) return;
+    this.states = states;
     this.draw();
   }
 
