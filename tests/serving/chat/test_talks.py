@@ -191,6 +191,32 @@ async def test_an_error_stays_with_its_message(it: Serving, browser: Browser) ->
         await expect(articles).to_have_text(["fail", reason, "again", said("again")])
 
 
+async def test_a_message_is_edited_whose_checkpoint_is_far_back(
+    it: Serving, browser: Browser
+) -> None:
+    """More checkpoints follow the message than the page loads at first."""
+    texts = ["one", "first", "two", *(f"draft {number}" for number in range(210))]
+    steps = []
+    for text in texts:
+        speaker = "human" if text in ("one", "two") else "ai"
+        message = {"id": text.split()[0], "type": speaker, "content": text}
+        steps.append({"updates": [{"values": {"messages": [message]}, "as_node": "think"}]})
+    async with httpx.AsyncClient(base_url=it.url, timeout=60) as other:
+        about = {"metadata": {"graph_id": "agent"}, "supersteps": steps}
+        answer = await other.post("/threads", json=about)
+        thread = answer.raise_for_status().json()["thread_id"]
+    async with shown(browser, f"{it.url}/#{thread}") as page:
+        articles = page.locator("article .text")
+        await expect(articles).to_have_text(["one", "first", "two", "draft 209"])
+        await page.get_by_role("button", name="Edit").last.click()
+        await expect(page.get_by_label("Message")).to_have_value("two")
+        await expect(articles).to_have_text(["one", "first"])
+        await page.keyboard.press("Enter")
+        await expect(articles.last).to_have_text(said("two"))
+        await expect(articles).to_have_text(["one", "first", "two", said("two")])
+        assert page.url.endswith(f"#{thread}")
+
+
 async def test_an_answer_that_does_not_arrive_is_kept(it: Serving, browser: Browser) -> None:
     async with shown(browser, it.url, expected="ERR_") as page:
         await say(page, "mail Ann")

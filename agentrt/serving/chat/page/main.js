@@ -421,7 +421,9 @@ async function edit(id) {
     conversation.open({ values: { messages: conversation.messages.slice(0, at) } });
     draw();
   } else {
-    const before = checkpoints.before(id);
+    const isHere = presence();
+    const before = await checkpoints.before(id);
+    if (before === undefined || !isHere() || now.running) return;
     if (before) look(before);
     else await fresh();
   }
