@@ -120,11 +120,15 @@ const begin = guarded(async () => {
   await Promise.all([threads.refresh(), open()]);
 });
 
-// Selects a graph. Returns a promise that resolves when the graph's form is shown.
+// Selects a graph. Returns a promise that resolves when the graph's form is shown. A graph that did not
+// load is loaded again when it is selected again.
 function useGraph(graph) {
-  if (graph && graph !== now.graph) {
+  if (graph && (graph !== now.graph || !now.ready)) {
     now.graph = graph;
     now.ready = load(graph);
+    now.ready.catch(() => {
+      if (graph === now.graph) now.ready = null;
+    });
   }
   return now.ready;
 }
