@@ -245,6 +245,43 @@ async def test_an_answer_from_elsewhere_takes_the_question_off_the_page(browser:
         await expect(forms).to_have_count(0)
 
 
+# The list of questions arrives late if it has a question.
+HOLD_QUESTIONS = """() => {
+  const own = window.fetch;
+  const gate = () => {
+    let open;
+    const opened = new Promise((resolve) => (open = resolve));
+    return { open, opened };
+  };
+  const gates = (window.gates = { held: gate(), late: gate(), empty: gate() });
+  window.fetch = async (path, options) => {
+    const response = await own(path, options);
+    if (!path.startsWith("v1/questions?")) return response;
+    const body = await response.json();
+    response.json = async () => {
+      gates[body.data.length ? "held" : "empty"].open();
+      if (body.data.length) await gates.late.opened;
+      return body;
+    };
+    return response;
+  };
+}"""
+
+
+async def test_a_late_list_of_questions_does_not_bring_an_answered_question_back(
+    browser: Browser,
+) -> None:
+    async with shown(browser) as (runtime, page):
+        await page.evaluate(HOLD_QUESTIONS)
+        run = runtime.start(waiter)
+        await page.evaluate("() => window.gates.held.opened")
+        run.cancel()
+        await page.evaluate("() => window.gates.empty.opened")
+        await page.evaluate("() => window.gates.late.open()")
+        await page.evaluate("() => new Promise(requestAnimationFrame)")
+        await expect(page.locator("#open form")).to_have_count(0)
+
+
 async def test_engines_queues_and_wait_reasons_are_shown(browser: Browser) -> None:
     engine = Staged()
     async with shown(browser, engine) as (runtime, page):
