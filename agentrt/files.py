@@ -99,12 +99,13 @@ os.register_at_fork(
 )
 
 
-def lock_beside(path: Path) -> IO[str]:
+def lock_beside(path: Path, *, again: bool = False) -> IO[str]:
     """Lock ``path`` with a lock file next to it, and return the lock file.
 
     The lock ends when the lock file is closed or the process ends; a process that is forked
-    meanwhile does not have the lock. Raises `BlockingIOError` if another process or another part of
-    this process has the lock.
+    meanwhile does not have the lock. Raises `BlockingIOError` if another process has the lock, or,
+    without ``again``, if another part of this process has it. With ``again``, the lock ends when
+    either of the two lock files is closed.
     """
     check_plain(path)
     name = path.with_name(path.name + ".lock")
@@ -112,7 +113,7 @@ def lock_beside(path: Path) -> IO[str]:
         while True:
             # The system would give this process the same lock twice, and end it as soon as one of
             # the two files is closed.
-            if _is_locked_here(name):
+            if not again and _is_locked_here(name):
                 raise BlockingIOError(errno.EAGAIN, "this process has the lock")
             file = name.open("w")
             try:

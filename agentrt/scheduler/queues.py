@@ -56,10 +56,11 @@ class CallQueue:
         is no such call. If several calls starve, the calls take turns, in the order in which they
         would have been promoted.
         """
-        if self._starving is None or not self._starving.queued:
-            self._starving = next(iter(self._starving_later), None)
-            if self._starving is not None:
-                del self._starving_later[self._starving]
+        if self._starving is not None and not self._starving.queued:
+            self._starving = None
+        if self._starving is None and self._starving_later:
+            self._starving = next(iter(self._starving_later))
+            del self._starving_later[self._starving]
         return self._starving
 
     def starves(self, call: QueuedCall) -> None:
@@ -169,7 +170,8 @@ class CallQueue:
             self._stuck -= call.stuck
         elif call.state is DEFERRED:
             del self._deferred[call]
-            self._starving_later.pop(call, None)  # it is promoted if it still waits for a slot
+            if self._starving_later:  # the call is promoted if it still waits for a slot
+                self._starving_later.pop(call, None)
         elif call.state is NOT_ADMITTED and self._admission is not None:
             self._admission.leave(call)
         else:

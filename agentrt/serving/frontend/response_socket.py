@@ -31,6 +31,10 @@ MOST_REMEMBERED = 4
 """Number of responses that a connection remembers. Clients usually continue the last response."""
 MOST_WAITING = 1024
 """Maximum number of messages that wait until the response in progress has ended."""
+MOST_DROPPED = 1024
+"""Number of further messages that get an error in their turn. After these, the connection is
+closed.
+"""
 MOST_WAITING_BYTES = 32 * 1024 * 1024
 """Maximum size of these messages together."""
 _OWN_HEADERS = frozenset(
@@ -43,12 +47,12 @@ _OWN_HEADERS = frozenset(
 _CREATE = "response.create"
 _OWN_FIELDS = ("type", "generate", "stream_id", "background")
 _LAST = ("response.completed", "response.incomplete", "response.failed")
-_GOING_AWAY, _GONE = 1001, 1006
+_GOING_AWAY, _GONE, _TOO_BUSY = 1001, 1006, 1013
 _ABORT_S = 5.0
 """Seconds that an answer may take to end after its client has disconnected."""
 _TOO_MANY = (
     f"this message was dropped, because {MOST_WAITING} messages or {MOST_WAITING_BYTES >> 20} MiB "
-    "were waiting for their turn on this connection; send the next message after an answer"
+    "were waiting for their turn here; send the next message after an answer"
 )
 _LOG = logging.getLogger(__name__)
 
@@ -60,7 +64,7 @@ class ResponseSocket:
         self._socket = WebSocket(scope, receive, send)
         self._app: ASGIApp = scope["state"]["answer"]
         self._chats: OrderedDict[str, Sequence[Any]] = OrderedDict()
-        self._messages: asyncio.Queue[str | bytes | None] = asyncio.Queue()
+        self._messages: asyncio.Queue[bytes | None] = asyncio.Queue()
         self._waiting_bytes = 0
         self._left = asyncio.Event()
         self._is_answering = self._is_ending = False
@@ -92,7 +96,7 @@ class ResponseSocket:
     # -- messages ----------------------------------------------------------------------
 
     async def _read_all(self) -> None:
-        """Queue messages until the client disconnects.
+        """Queue messages until the client disconnects, or until too many messages were dropped.
 
         None stands for a message that was dropped because too many messages are waiting.
         """
@@ -102,12 +106,16 @@ class ResponseSocket:
                 return
             text = message.get("text") or message.get("bytes") or b""
             # Waiting for room would hide that the client disconnects.
-            waiting_bytes = self._waiting_bytes + len(text)
-            if self._messages.qsize() >= MOST_WAITING or waiting_bytes > MOST_WAITING_BYTES:
+            data = text.encode() if isinstance(text, str) else text
+            waiting_bytes, waiting = self._waiting_bytes + len(data), self._messages.qsize()
+            if waiting < MOST_WAITING and waiting_bytes <= MOST_WAITING_BYTES:
+                self._waiting_bytes = waiting_bytes
+                self._messages.put_nowait(data)
+            elif waiting < MOST_WAITING + MOST_DROPPED:
                 self._messages.put_nowait(None)
             else:
-                self._waiting_bytes = waiting_bytes
-                self._messages.put_nowait(text)
+                await self._close(_TOO_BUSY, "too many messages were sent before their answers")
+                return
 
     async def _answer_all(self) -> None:
         """Answer messages, one after another."""
@@ -124,9 +132,9 @@ class ResponseSocket:
                 if self._is_ending:
                     await self._close()
 
-    async def _answer(self, text: str | bytes) -> None:
+    async def _answer(self, data: bytes) -> None:
         try:
-            event = from_json(text, allow_inf_nan=False)
+            event = from_json(data, allow_inf_nan=False)
         except ValueError as error:
             await self._refuse(400, "invalid_json", f"the message is not JSON: {error}")
             return
@@ -256,9 +264,9 @@ class ResponseSocket:
         except RuntimeError as error:
             raise WebSocketDisconnect(_GONE) from error
 
-    async def _close(self) -> None:
+    async def _close(self, code: int = _GOING_AWAY, why: str = "the server is stopping") -> None:
         with contextlib.suppress(RuntimeError, WebSocketDisconnect):  # it is closed already
-            await self._socket.close(_GOING_AWAY, "the server is stopping")
+            await self._socket.close(code, why)
 
 
 class _EventParser:

@@ -148,6 +148,23 @@ async def test_messages_beyond_those_that_may_wait_are_refused_in_their_turn(
         assert (await ask(socket, "hello"))[-1]["type"] == "response.completed"
 
 
+async def test_a_client_that_sends_on_and_on_is_disconnected(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(response_socket, "MOST_WAITING", 1)
+    monkeypatch.setattr(response_socket, "MOST_DROPPED", 2)
+    async with open_server(kind=Held) as local, socket_of(local) as socket:
+        turn = {"role": "user", "content": "hello"}
+        body = json.dumps({"type": "response.create", "model": MODEL, "input": [turn]})
+        await socket.send(body)
+        await local.engine.began.wait()
+        for _ in range(4):
+            await socket.send(body)
+        await socket.wait_closed()
+        assert socket.close_code == 1013
+        await local.until(lambda: not local.engine.open)
+
+
 async def test_a_server_that_stops_closes_connections_when_they_are_idle() -> None:
     async with (
         open_server(kind=Held) as local,

@@ -385,7 +385,7 @@ async def open_database(
     async with AsyncExitStack() as stack:
         try:
             if address.file is not None:
-                await _lock_file(address.file, stack)
+                await _lock_file(address.file, stack, again=True)  # after `reserved`
             if address.writer is not None:
                 stack.push_async_callback(address.writer.close)
             reads, writes = engines(address)
@@ -475,13 +475,13 @@ async def reserved(address: Address) -> AsyncIterator[None]:
         yield
 
 
-async def _lock_file(path: Path, stack: AsyncExitStack) -> None:
+async def _lock_file(path: Path, stack: AsyncExitStack, *, again: bool = False) -> None:
     """Lock a file next to the database. The lock is released when ``stack`` closes or this process
-    ends. Raises `ConfigError` if another process holds the lock.
+    ends. Raises `ConfigError` if another process holds the lock, or, without ``again``, this one.
     """
     for _ in range(_LOCK_TRIES):
         try:
-            stack.enter_context(lock_beside(path))
+            stack.enter_context(lock_beside(path, again=again))
             return
         except BlockingIOError:
             await asyncio.sleep(LOCK_WAIT_S / _LOCK_TRIES)
