@@ -273,7 +273,7 @@ async function isAsked() {
   return true;
 }
 
-// `undo()` removes the input from the page again if it did not reach the server.
+// If the input does not reach the server, `undo()` removes it from the page again.
 async function run(body, undo = () => {}) {
   const isHere = presence();
   const { graph, from } = now;
@@ -286,7 +286,10 @@ async function run(body, undo = () => {}) {
     await follow(thread, isHere, (tell, isWanted) => start(thread, options, tell, isWanted));
   } catch (error) {
     if (!isHere()) return;
-    if (now.run === null) undo();
+    if (now.run === null) {
+      undo();
+      now.from = from;
+    }
     Object.assign(now, { running: false, waits: false });
     fault(error);
   }
