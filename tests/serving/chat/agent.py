@@ -76,6 +76,14 @@ async def held(ctx: Context, gate: str) -> str:
 
 
 @program
+async def held_twice(ctx: Context, gate: str) -> str:
+    """A native program whose answer pauses at a gate, and that waits at another gate after it."""
+    reply = await ctx.llm(f"slowly {gate} please")
+    await GATES.passing(f"{gate} answered")
+    return reply.text
+
+
+@program
 async def order(ctx: Context, who: str) -> str:
     """A native program that asks twice, by choices, and fails for bob."""
     drink = await ctx.human(f"what does {who} drink?", choices=["tea", "coffee"])

@@ -98,6 +98,29 @@ async def test_a_user_goes_back_to_a_checkpoint_and_continues_from_it(
         await expect(articles.last).to_have_text(said("other"))
 
 
+async def test_an_edited_message_that_does_not_arrive_is_sent_again_at_its_place(
+    it: Serving, browser: Browser
+) -> None:
+    async with shown(browser, it.url, expected="ERR_") as page:
+        await say(page, "one")
+        articles = page.locator("article .text")
+        await expect(articles).to_have_text(["one", said("one")])
+        await say(page, "two")
+        await expect(articles.last).to_have_text(said("two"))
+        await expect(page.get_by_role("button", name="Send", exact=True)).to_be_visible()
+        await page.get_by_role("button", name="Edit").last.click()
+        await expect(page.locator("#earlier")).to_be_visible()
+        await page.route("**/runs/stream", lambda route: route.abort())
+        await say(page, "other")
+        await expect(page.get_by_role("alert")).to_contain_text("The server does not answer.")
+        await expect(page.locator("#earlier")).to_be_visible()
+        await page.unroute("**/runs/stream")
+        await page.get_by_label("Message").focus()
+        await page.keyboard.press("Enter")
+        await expect(articles).to_have_text(["one", said("one"), "other", said("other")])
+        await expect(page.get_by_role("button", name="Send", exact=True)).to_be_visible()
+
+
 async def test_a_run_is_stopped(it: Serving, browser: Browser) -> None:
     async with shown(browser, it.url) as page:
         await say(page, "slowly stopped please")

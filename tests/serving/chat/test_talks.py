@@ -191,6 +191,61 @@ async def test_an_error_stays_with_its_message(it: Serving, browser: Browser) ->
         await expect(articles).to_have_text(["fail", reason, "again", said("again")])
 
 
+async def test_an_error_whose_text_did_not_load_is_loaded_again(
+    it: Serving, browser: Browser
+) -> None:
+    async with shown(browser, it.url, expected="ERR_") as page:
+        await page.route("**/join", lambda route: route.abort())
+        await say(page, "fail")
+        fault = page.locator("article[data-who=fault]")
+        await expect(fault).to_have_text("The run failed: error")
+        await page.unroute("**/join")
+        await page.get_by_role("button", name="New conversation").click()
+        await expect(fault).to_have_count(0)
+        await page.locator("#threads button", has_text="fail").first.click()
+        await expect(fault).to_have_text("The run failed: the engine has no such luck")
+
+
+async def test_a_form_that_did_not_load_is_loaded_again(it: Serving, browser: Browser) -> None:
+    async with shown(browser, it.url, expected="ERR_") as page:
+        await expect(page.get_by_role("heading", name="Talk to agent")).to_be_visible()
+        await page.route("**/schemas", lambda route: route.abort())
+        await page.get_by_label("Talk to").select_option("poem")
+        alert = page.get_by_role("alert")
+        await expect(alert).to_contain_text("The server does not answer.")
+        await page.unroute("**/schemas")
+        await page.get_by_role("button", name="New conversation").click()
+        await expect(alert).to_be_hidden()
+        await give(page, "rain")
+        await expect(page.locator("article").first).to_have_text("rain")
+
+
+async def test_a_message_is_edited_whose_checkpoint_is_far_back(
+    it: Serving, browser: Browser
+) -> None:
+    """More checkpoints follow the message than the page loads at first."""
+    texts = ["one", "first", "two", *(f"draft {number}" for number in range(210))]
+    steps = []
+    for text in texts:
+        speaker = "human" if text in ("one", "two") else "ai"
+        message = {"id": text.split()[0], "type": speaker, "content": text}
+        steps.append({"updates": [{"values": {"messages": [message]}, "as_node": "think"}]})
+    async with httpx.AsyncClient(base_url=it.url, timeout=60) as other:
+        about = {"metadata": {"graph_id": "agent"}, "supersteps": steps}
+        answer = await other.post("/threads", json=about)
+        thread = answer.raise_for_status().json()["thread_id"]
+    async with shown(browser, f"{it.url}/#{thread}") as page:
+        articles = page.locator("article .text")
+        await expect(articles).to_have_text(["one", "first", "two", "draft 209"])
+        await page.get_by_role("button", name="Edit").last.click()
+        await expect(page.get_by_label("Message")).to_have_value("two")
+        await expect(articles).to_have_text(["one", "first"])
+        await page.keyboard.press("Enter")
+        await expect(articles.last).to_have_text(said("two"))
+        await expect(articles).to_have_text(["one", "first", "two", said("two")])
+        assert page.url.endswith(f"#{thread}")
+
+
 async def test_an_answer_that_does_not_arrive_is_kept(it: Serving, browser: Browser) -> None:
     async with shown(browser, it.url, expected="ERR_") as page:
         await say(page, "mail Ann")
@@ -215,10 +270,15 @@ async def test_conversations_are_called_by_their_inputs(browser: Browser, tmp_pa
                 thread = (await other.post("/threads", json={})).json()["thread_id"]
                 body = {"assistant_id": graph, "input": value}
                 await other.post(f"/threads/{thread}/runs/wait", json=body)
-        async with shown(browser, own.url) as page:
+        async with shown(browser, own.url, expected="ERR_") as page:
+            names = page.locator("#threads button span")
+            await expect(names).to_have_text(['steps: ["in"]', "rain"])
+            await page.route("**/runs?limit=*", lambda route: route.abort())
+            await page.reload()
+            await expect(names).to_have_text(["steps", "poem"])
+            await page.unroute("**/runs?limit=*")
             await choose(page, "poem")
             await give(page, "the sea")
-            names = page.locator("#threads button span")
             await expect(names).to_have_text(["the sea", 'steps: ["in"]', "rain"])
             await expect(page.locator("#title")).to_have_text("the sea")
             await page.reload()

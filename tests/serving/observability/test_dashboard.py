@@ -116,6 +116,30 @@ async def test_a_program_appears_its_graph_grows_and_it_ends(browser: Browser) -
         await expect(page.locator('[data-total="live"]')).to_have_text("0")
 
 
+MANY_SESSIONS = """async () => {
+  const { Store } = await import("/dashboard/store.js");
+  const store = new Store();
+  const tell = (number, ended_at) => {
+    const about = { id: `p${number}`, session: `s${number}`, first_words: `words ${number}` };
+    const program = { ...about, started_at: number, ended_at, output_tokens: 0 };
+    store.change({ at: number, programs: [program], nodes: [] });
+  };
+  tell(0, null);
+  for (let number = 1; number <= 1000; number += 1) tell(number, number);
+  const words = (number) => store.askerOf({ type: "asker", thread: `s${number}` });
+  return [store.programs.size, store.sessions.size, words(0), words(1), words(1000)];
+}"""
+
+
+async def test_a_dashboard_that_stays_open_forgets_sessions_with_their_programs(
+    browser: Browser,
+) -> None:
+    async with shown(browser) as (_, page):
+        programs, sessions, *words = await page.evaluate(MANY_SESSIONS)
+        assert programs == sessions == 301
+        assert words == ["asker · words 0", "asker · thread s1", "asker · words 1000"]
+
+
 async def test_it_is_usable_at_1000_live_programs(browser: Browser) -> None:
     async with shown(browser) as (runtime, page):
         runs = [runtime.start(sleeper) for _ in range(1000)]
@@ -219,6 +243,43 @@ async def test_an_answer_from_elsewhere_takes_the_question_off_the_page(browser:
         await expect(typed).to_have_value("Ann")
         second.cancel()
         await expect(forms).to_have_count(0)
+
+
+# The list of questions arrives late if it has a question.
+HOLD_QUESTIONS = """() => {
+  const own = window.fetch;
+  const gate = () => {
+    let open;
+    const opened = new Promise((resolve) => (open = resolve));
+    return { open, opened };
+  };
+  const gates = (window.gates = { held: gate(), late: gate(), empty: gate() });
+  window.fetch = async (path, options) => {
+    const response = await own(path, options);
+    if (!path.startsWith("v1/questions?")) return response;
+    const body = await response.json();
+    response.json = async () => {
+      gates[body.data.length ? "held" : "empty"].open();
+      if (body.data.length) await gates.late.opened;
+      return body;
+    };
+    return response;
+  };
+}"""
+
+
+async def test_a_late_list_of_questions_does_not_bring_an_answered_question_back(
+    browser: Browser,
+) -> None:
+    async with shown(browser) as (runtime, page):
+        await page.evaluate(HOLD_QUESTIONS)
+        run = runtime.start(waiter)
+        await page.evaluate("() => window.gates.held.opened")
+        run.cancel()
+        await page.evaluate("() => window.gates.empty.opened")
+        await page.evaluate("() => window.gates.late.open()")
+        await page.evaluate("() => new Promise(requestAnimationFrame)")
+        await expect(page.locator("#open form")).to_have_count(0)
 
 
 async def test_engines_queues_and_wait_reasons_are_shown(browser: Browser) -> None:

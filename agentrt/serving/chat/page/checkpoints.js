@@ -3,19 +3,36 @@
 import { byId, h, mark, roving } from "../dashboard/dom.js";
 import { ask } from "./api.js";
 
-const MOST = 200;
+const MOST = 200; // of one request; older checkpoints are loaded when an edit needs them
 
 export class Checkpoints {
   constructor(choose) {
     this.choose = choose;
     this.states = [];
+    this.isWhole = true;
     this.chosen = null;
+    this.turn = 0;
     this.stop = roving(byId("checkpoints"), "button");
   }
 
-  async load(thread) {
-    this.states = thread === null ? [] : await ask("POST", `threads/${thread}/history`, { limit: MOST });
+  clear() {
+    this.turn += 1;
+    this.states = [];
+    this.isWhole = true;
     this.draw();
+  }
+
+  // Loads the newest checkpoints, or those that are older than the `known` checkpoints. Returns false
+  // if another thread or newer checkpoints were to be shown meanwhile.
+  async load(thread, known = []) {
+    const turn = (this.turn += 1);
+    const before = known.at(-1)?.checkpoint;
+    const states = await ask("POST", `threads/${thread}/history`, { limit: MOST, before });
+    if (turn !== this.turn) return false;
+    this.states = [...known, ...states];
+    this.isWhole = states.length < MOST;
+    this.draw();
+    return true;
   }
 
   draw() {
@@ -51,16 +68,22 @@ export class Checkpoints {
     this.stop();
   }
 
-  // The state before a message; null before the thread's first message.
-  before(message) {
-    const has = (state) => state.values?.messages?.some(({ id }) => id === message);
-    const before = this.parent(this.states.findLast(has));
-    return before && isInput(before) ? this.parent(before) : before;
+  // Returns the state before a message, null before the thread's first message, or undefined if the
+  // checkpoints changed during the search.
+  async before(message) {
+    const has = (state) => state?.values?.messages?.some(({ id }) => id === message);
+    let state = this.states.findLast(has) ?? null;
+    while (state && (has(state) || isInput(state))) state = await this.parent(state);
+    return state;
   }
 
-  parent(state) {
-    const id = state?.parent_checkpoint?.checkpoint_id;
-    return this.states.find((one) => one.checkpoint.checkpoint_id === id) ?? null;
+  async parent({ parent_checkpoint: parent }) {
+    if (!parent) return null;
+    const find = () => this.states.find(({ checkpoint }) => checkpoint.checkpoint_id === parent.checkpoint_id);
+    while (!find() && !this.isWhole) {
+      if (!(await this.load(parent.thread_id, this.states))) return undefined;
+    }
+    return find() ?? null;
   }
 }
 

@@ -36,10 +36,10 @@ const draw = oncePerFrame(show);
 // `thread`: null for a new thread. `from`: the checkpoint to continue from. `run`: the id of the run
 // in progress. `control`: aborts the answer of a model. `waits`: the written message is sent when the
 // run ends. `drops`: another message may be written while a question is open. `lost`: the connection
-// to the run is lost.
+// to the run is lost. `visit`: how many conversations the page has opened.
 const now = {
   graph: null, graphs: [], ready: null, isChat: true, isThere: true,
-  thread: null, past: [], run: null, control: null, running: false, from: null, waits: false, drops: false, lost: false, sending: false, place: "",
+  thread: null, past: [], run: null, control: null, running: false, from: null, waits: false, drops: false, lost: false, sending: false, place: "", visit: 0,
 };
 
 function show() {
@@ -102,6 +102,13 @@ function fault(error) {
 
 const guarded = (work) => (...parts) => work(...parts).catch(fault);
 
+// Returns a function that says whether the conversation that is open now has not been left. The id of
+// the thread does not say this: a thread that was left may have been opened again.
+function presence() {
+  const { visit } = now;
+  return () => visit === now.visit;
+}
+
 // -- graphs and threads -----------------------------------------------------------------------
 
 const begin = guarded(async () => {
@@ -113,11 +120,15 @@ const begin = guarded(async () => {
   await Promise.all([threads.refresh(), open()]);
 });
 
-// Selects a graph. Returns a promise that resolves when the graph's form is shown.
+// Selects a graph. Returns a promise that resolves when the graph's form is shown. A graph that did not
+// load is loaded again when it is selected again.
 function useGraph(graph) {
-  if (graph && graph !== now.graph) {
+  if (graph && (graph !== now.graph || !now.ready)) {
     now.graph = graph;
     now.ready = load(graph);
+    now.ready.catch(() => {
+      if (graph === now.graph) now.ready = null;
+    });
   }
   return now.ready;
 }
@@ -131,50 +142,59 @@ async function load(graph) {
 }
 
 // Opens the thread that the page's address names, or a new thread.
-const open = guarded(async () => {
+async function open() {
   const thread = location.hash.slice(1) || null;
   if (thread !== null && thread === now.thread) return;
-  Object.assign(now, { thread, past: [], run: null, control: null, running: false, from: null, waits: false, drops: false, lost: false });
+  Object.assign(now, { thread, past: [], run: null, control: null, running: false, from: null, waits: false, drops: false, lost: false, visit: now.visit + 1 });
+  const isHere = presence();
   conversation.open();
   messages.clear();
   fault(null);
   threads.mark(thread);
   runs.clear();
-  if (thread === null) await openNew();
-  else if (isModelChat(thread)) await openModelChat(thread);
-  else await openThread(thread);
-});
+  checkpoints.clear();
+  try {
+    if (thread === null) await openNew(isHere);
+    else if (isModelChat(thread)) await openModelChat(thread, isHere);
+    else await openThread(thread, isHere);
+  } catch (error) {
+    if (!isHere()) return;
+    now.waits = false;
+    fault(error);
+  }
+}
 
-async function openNew() {
+async function openNew(isHere) {
   await useGraph(now.graph ?? now.graphs[0]);
+  if (!isHere()) return;
   say(byId("title"), "New conversation");
   byId("welcome").replaceChildren(...welcome(now.graph, now.isChat));
   composer.focus();
-  await checkpoints.load(null);
   draw();
 }
 
-async function openModelChat(id) {
+async function openModelChat(id, isHere) {
   const chat = modelChat(id);
   if (!chat) throw new Error("This browser has no such conversation. Begin a new one.");
   await useGraph(now.graphs.find((graph) => graph.isModel && graph.name === chat.model) ?? now.graph ?? now.graphs[0]);
-  if (id !== now.thread) return;
+  if (!isHere()) return;
   conversation.open({ values: { messages: chat.messages }, past: faultOf(chat) });
   say(byId("title"), titleOf({ messages: chat.messages }) || "Conversation");
-  await Promise.all([checkpoints.load(null), runs.show(id)]);
+  await runs.show(id);
   draw();
 }
 
 const faultOf = ({ fault: text, messages: said }) => (text ? [{ kind: "fault", id: "fault", after: said.at(-1)?.id ?? null, text, isLast: true }] : []);
 
-async function openThread(thread) {
+async function openThread(thread, isHere) {
   const about = await ask("GET", `threads/${thread}`);
+  if (!isHere()) return;
   const assistant = about.metadata?.assistant_id;
   const graph = now.graphs.find(({ assistant_id: id }) => id === assistant);
   await useGraph(graph ?? now.graph ?? now.graphs[0]);
-  if (thread !== now.thread) return;
+  if (!isHere()) return;
   const [last] = await settle(thread);
-  if (thread === now.thread && isActive(last)) await follow(thread, (tell, isWanted) => attach(thread, last.run_id, tell, isWanted));
+  if (isHere() && isActive(last)) await follow(thread, isHere, (tell, isWanted) => attach(thread, last.run_id, tell, isWanted));
 }
 
 function fresh() {
@@ -185,12 +205,14 @@ function fresh() {
 
 // Loads the thread's state from the server, and returns its runs, newest first.
 async function settle(thread) {
+  const isHere = presence();
   const [state, latest] = await Promise.all([ask("GET", `threads/${thread}/state`), runsOf(thread)]);
   const past = await pastOf(thread, latest, now.isChat);
-  if (thread !== now.thread) return latest;
+  if (!isHere()) return latest;
   now.past = past;
   conversation.open({ values: state.values, interrupts: state.interrupts, past });
   await Promise.all([checkpoints.load(thread), runs.show(thread)]);
+  if (!isHere()) return latest;
   checkpoints.mark(state.checkpoint?.checkpoint_id);
   say(byId("title"), titleNow());
   draw();
@@ -212,15 +234,17 @@ async function send() {
   if (now.running) return draw();
   if (now.isChat && input === undefined) return;
   now.sending = true;
+  const isHere = presence();
   const refill = composer.clear();
   try {
     if (await isAsked()) throw new Error(ASKED);
   } catch (error) {
     refill();
-    throw error;
+    if (isHere()) throw error;
   } finally {
     now.sending = false;
   }
+  if (!isHere()) return refill(); // this message was not written for the conversation that is open now
   const message = { type: "human", id: newId(), content: input };
   messages.toEnd();
   if (now.isChat && now.graph.isModel) return chat(message);
@@ -249,30 +273,40 @@ async function isAsked() {
   return true;
 }
 
-// `undo()` removes the input from the page again if it did not reach the server.
+// If the input does not reach the server, `undo()` removes it from the page again.
 async function run(body, undo = () => {}) {
-  let thread = now.thread;
-  Object.assign(now, { running: true, run: null, drops: false });
+  const isHere = presence();
+  const { graph, from } = now;
+  let { thread } = now;
+  Object.assign(now, { running: true, run: null, from: null, drops: false });
   fault(null);
   try {
-    thread ??= await newThread(titleOf(body.input));
-    const checkpoint = now.from?.checkpoint;
-    now.from = null;
-    const options = { assistant_id: now.graph.assistant_id, ...body, ...(checkpoint ? { checkpoint } : {}) };
-    await follow(thread, (tell, isWanted) => start(thread, options, tell, isWanted));
+    thread ??= await newThread(titleOf(body.input), isHere);
+    const options = { assistant_id: graph.assistant_id, ...body, ...(from ? { checkpoint: from.checkpoint } : {}) };
+    await follow(thread, isHere, (tell, isWanted) => start(thread, options, tell, isWanted));
   } catch (error) {
-    if (thread !== now.thread) return;
-    if (now.run === null) undo();
+    if (!isHere()) return;
+    if (now.run === null) {
+      undo();
+      now.from = from;
+    }
     Object.assign(now, { running: false, waits: false });
     fault(error);
   }
-  if (now.waits && !conversation.questions.length) send().catch(fault);
+}
+
+// Sends the message that waited for the end of a run. While a question is open, the message stays in
+// the composer.
+function sendWaiting() {
+  const isDue = now.waits && !conversation.questions.length;
   now.waits = false;
+  if (isDue) send().catch(fault);
   draw();
 }
 
-async function newThread(title) {
+async function newThread(title, isHere) {
   const { thread_id: thread } = await ask("POST", "threads", title ? { metadata: { title } } : {});
+  if (!isHere()) return thread;
   now.thread = thread;
   threads.mark(thread);
   say(byId("title"), titleNow());
@@ -280,12 +314,13 @@ async function newThread(title) {
   return thread;
 }
 
-async function follow(thread, work) {
-  Object.assign(now, { running: true, run: null });
-  const isWanted = () => thread === now.thread && now.running;
+// Shows a run of a thread while `isHere()`, and then sends the message that waited for the run's end.
+async function follow(thread, isHere, work) {
+  if (isHere()) Object.assign(now, { running: true, run: null });
+  const isWanted = () => isHere() && now.running;
   let hasContent = false;
   const tell = (name, data) => {
-    if (thread !== now.thread) return;
+    if (!isHere()) return;
     now.lost = name === "lost";
     // A restarted server runs the program again, and the new events follow the earlier events.
     const isNewAttempt = name === "metadata" && hasContent;
@@ -301,14 +336,16 @@ async function follow(thread, work) {
   draw();
   try {
     await work(tell, isWanted);
-    if (thread !== now.thread) return;
     await threads.refresh();
+    if (!isHere()) return;
     await settle(thread); // this also shows the run's error
+    if (!isHere()) return;
     threads.mark(thread);
   } finally {
-    if (thread === now.thread) Object.assign(now, { running: false, lost: false });
+    if (isHere()) Object.assign(now, { running: false, lost: false });
     draw();
   }
+  sendWaiting();
 }
 
 // Sends a message to a model on a server without graphs, and shows its answer.
@@ -347,7 +384,7 @@ async function chat(message) {
   Object.assign(now, { running: false, control: null });
   draw();
   runs.show(id).catch(() => null);
-  if (now.waits) send().catch(fault);
+  sendWaiting();
 }
 
 const stop = guarded(async () => {
@@ -391,7 +428,9 @@ async function edit(id) {
     conversation.open({ values: { messages: conversation.messages.slice(0, at) } });
     draw();
   } else {
-    const before = checkpoints.before(id);
+    const isHere = presence();
+    const before = await checkpoints.before(id);
+    if (before === undefined || !isHere() || now.running) return;
     if (before) look(before);
     else await fresh();
   }
@@ -419,9 +458,10 @@ byId("skip").addEventListener("click", () => (byId("composer").hidden ? asks : c
 byId("new").addEventListener("click", guarded(fresh));
 byId("delete").addEventListener("click", guarded(async () => {
   if (!confirm("Delete this conversation and all its checkpoints?")) return;
+  const isHere = presence();
   if (isModelChat(now.thread)) forget(now.thread);
   else await ask("DELETE", `threads/${now.thread}`);
-  await Promise.all([fresh(), threads.refresh()]);
+  await Promise.all([isHere() && fresh(), threads.refresh()]);
 }));
 byId("stop").addEventListener("click", stop);
 byId("drop").addEventListener("click", () => {

@@ -62,8 +62,10 @@ export const isEmpty = (value) => value === null || value === undefined || (type
 
 const lastId = (values) => (Array.isArray(values?.messages) ? (values.messages.at(-1)?.id ?? null) : null);
 
-// The result of an ended run, which does not change any more.
+// The result of an ended run, which does not change any more. A request that failed is sent again next time.
 async function resultOf(thread, { run_id: run }) {
-  if (!results.has(run)) results.set(run, await ask("GET", `threads/${thread}/runs/${run}/join`).catch(() => null));
-  return results.get(run);
+  if (results.has(run)) return results.get(run);
+  const result = await ask("GET", `threads/${thread}/runs/${run}/join`).catch(() => undefined);
+  if (result !== undefined) results.set(run, result);
+  return result;
 }

@@ -12,6 +12,7 @@ export class Runs {
   // `isAsked()` says whether the conversation has an open question.
   constructor(isAsked) {
     this.offset = 0;
+    this.turn = 0;
     this.graph = new Graph(oncePerFrame(() => this.graph.draw(this.now())));
     this.graph.stateOf = ({ state }) => (state === "interrupted" && isAsked() ? "waiting for a human" : state);
     const tell = this.graph.tell.bind(this.graph);
@@ -31,9 +32,10 @@ export class Runs {
   // Shows the last program of a thread, if the server still knows it. Returns whether the thread has a
   // live program.
   async show(thread) {
+    const turn = (this.turn += 1);
     const { runs, recent } = await ask("GET", `v1/runs?session=${encodeURIComponent(thread)}`);
     const last = runs.at(-1) ?? recent[0];
-    if (last && last.id !== this.graph.id) this.graph.choose(last.id);
+    if (last && turn === this.turn && last.id !== this.graph.id) this.graph.choose(last.id);
     return runs.length > 0;
   }
 
@@ -43,6 +45,7 @@ export class Runs {
   }
 
   clear() {
+    this.turn += 1;
     this.graph.clear();
     say(byId("program-title"), "Execution graph");
     say(byId("program-facts"), "");

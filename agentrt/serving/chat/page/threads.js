@@ -42,8 +42,8 @@ export class Threads {
       const { thread_id: id } = thread;
       if (turn !== this.turn) return;
       if (this.titles.has(id) || this.nameOf(thread)) continue;
-      const runs = await runsOf(id).catch(() => []);
-      this.titles.set(id, titleOf(runs.findLast(({ kwargs }) => kwargs.input !== null && kwargs.input !== undefined)?.kwargs.input));
+      const runs = await runsOf(id).catch(() => null);
+      if (runs) this.titles.set(id, titleOf(runs.findLast(({ kwargs }) => kwargs.input !== null && kwargs.input !== undefined)?.kwargs.input));
     }
   }
 

@@ -20,9 +20,11 @@ export class Questions {
   // Loads the open questions from the server. Forms of the same questions keep their input.
   async refresh() {
     const turn = (this.turn += 1);
-    const response = await request("v1/questions?limit=1000").catch(() => null);
-    if (!response?.ok || turn !== this.turn) return;
-    const { data } = await response.json();
+    const body = await request("v1/questions?limit=1000")
+      .then((response) => (response.ok ? response.json() : null))
+      .catch(() => null);
+    if (!body || turn !== this.turn) return;
+    const { data } = body;
     const open = new Map(data.map((question) => [question.id, question]));
     for (const [id, form] of this.shown) {
       if (!open.has(id)) this.remove(id, form);

@@ -116,5 +116,9 @@ export class Store {
         over -= 1;
       }
     }
+    const sessions = new Set([...this.programs.values()].map(({ session }) => session));
+    for (const session of this.sessions.keys()) {
+      if (!sessions.has(session)) this.sessions.delete(session);
+    }
   }
 }
