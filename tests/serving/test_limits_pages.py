@@ -11,7 +11,7 @@ from agentrt.executors.vllm import compiling
 from agentrt.executors.vllm.entrypoints import long_prompts
 from agentrt.serving import bodies
 from agentrt.serving._compat import DROPPED_PER_S
-from agentrt.serving.frontend import bounds, responses
+from agentrt.serving.frontend import bounds, response_socket, responses
 from agentrt.serving.langgraph import outages
 from agentrt.serving.observability.routes import MOST_READERS
 from agentrt.serving.programs import client_programs, conversation
@@ -47,6 +47,10 @@ LIMITS = {
     "processor time for one token mask": [compiling.MASKS_S],
     "readers of": [MOST_READERS],
     "a message over a WebSocket": [BOUNDS.message_bytes, 1],
+    "messages over a WebSocket at": [
+        response_socket.MOST_WAITING,
+        response_socket.MOST_WAITING_BYTES,
+    ],
     "data that waits for a WebSocket client": [ASYNCIOS_BUFFER, BOUNDS.reader_s],
     "a client's read of the database": [outages.READ_S],
 }
