@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter, defaultdict
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from contextvars import Context, copy_context
 from functools import partial
@@ -85,19 +85,13 @@ class RunQueue:
         finally:
             self._entering -= entering  # drops tenants at zero
 
-    async def enter(self, new: NewRun, only: Filter | None) -> tuple[Row[Any], LiveRun]:
-        """Store a new run, and queue it. If the new run's multitask strategy is ``interrupt`` or
-        ``rollback``, stop the thread's other active runs. The thread must pass the filter ``only``.
+    async def enter(self, *entries: tuple[NewRun, Filter | None]) -> list[tuple[Row[Any], LiveRun]]:
+        """Store new runs, and queue them: all of them or none. If the multitask strategy of a new
+        run is ``interrupt`` or ``rollback``, stop the thread's other active runs. The thread of
+        each run must pass its filter.
 
         Raises as `Runs.enter` does.
         """
-        [entered] = await self.enter_all([(new, only)])
-        return entered
-
-    async def enter_all(
-        self, entries: Sequence[tuple[NewRun, Filter | None]]
-    ) -> list[tuple[Row[Any], LiveRun]]:
-        """Store and queue several new runs as `enter` does, but all of them or none."""
         stored, queued = await self._state.runs.enter_all(entries), []
         for (new, _), (row, others) in zip(entries, stored, strict=True):
             strategy: Any = new.columns["multitask_strategy"]

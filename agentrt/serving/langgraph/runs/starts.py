@@ -94,7 +94,7 @@ class StartRoutes(Routes):
                 await _new_run(caller, body.thread_id, body, assistant, self._clock)
                 for body, assistant in zip(bodies, assistants, strict=True)
             ]
-            started = await self._queue.enter_all(entries)
+            started = await self._queue.enter(*entries)
         return JSON([run_json(row) for row, _ in started])
 
     # -- into the queue ----------------------------------------------------------------
@@ -126,7 +126,9 @@ class StartRoutes(Routes):
         with self._reserve(caller.tenant):
             self._state.server.tenants.ask(caller.tenant)
             new, only = await _new_run(caller, thread, body, assistant, self._clock)
-            return await self._queue.enter(replace(new, answers=answers, claim=claim), only)
+            new = replace(new, answers=answers, claim=claim)
+            [started] = await self._queue.enter((new, only))
+            return started
 
     async def assistant(
         self, caller: Requester, thread: UUID | None, body: RunBody

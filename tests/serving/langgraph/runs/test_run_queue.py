@@ -53,7 +53,7 @@ async def test_a_run_has_the_context_of_who_asked_for_it(
             async def enter(tenant: str = tenant) -> LiveRun:
                 ASKED_BY.set(tenant)
                 READER.set(tenant)
-                _, live = await queue.enter(a_run(temporary=True), None)
+                [(_, live)] = await queue.enter((a_run(temporary=True), None))
                 return live
 
             lives.append(await asyncio.create_task(enter()))
@@ -81,7 +81,7 @@ async def test_a_run_whose_end_fails_lets_the_next_run_start(
     server = Server(Runtime(ScriptedExecutor()), (), {}, f"sqlite:{tmp_path / 'a.db'}")
     async with open_tenant_state(server) as state:
         queue = RunQueue(state)
-        lives = [(await queue.enter(a_run(temporary=True), None))[1] for _ in range(2)]
+        lives = [(await queue.enter((a_run(temporary=True), None)))[0][1] for _ in range(2)]
         for live in lives:
             await live.ended()
         await queue.close()
@@ -112,10 +112,12 @@ async def test_runs_of_other_threads_start_where_runs_were_at_the_limit(
     server = Server(Runtime(ScriptedExecutor()), (), {}, f"sqlite:{tmp_path / 'a.db'}")
     async with open_tenant_state(server) as state:
         queue = RunQueue(state)
-        _, first = await queue.enter(a_run(temporary=True), None)
+        [(_, first)] = await queue.enter((a_run(temporary=True), None))
         same = replace(a_run(temporary=False), thread=UUID(first.record.thread_id))
-        seconds = [(await queue.enter(replace(same, run_id=uuid4()), None))[1] for _ in range(3)]
-        others = [(await queue.enter(a_run(temporary=True), None))[1] for _ in range(3)]
+        seconds = [
+            (await queue.enter((replace(same, run_id=uuid4()), None)))[0][1] for _ in range(3)
+        ]
+        others = [(await queue.enter((a_run(temporary=True), None)))[0][1] for _ in range(3)]
         await asyncio.sleep(0)
         assert queue.cancel(seconds[0], "interrupt")
         await seconds[0].done.wait()
@@ -151,10 +153,10 @@ async def test_entering_a_run_looks_at_its_own_thread_only(
     async with open_tenant_state(server) as state:
         queue, lines = RunQueue(state), []
         for _ in range(2):
-            _, first = await queue.enter(a_run(temporary=True), None)
+            [(_, first)] = await queue.enter((a_run(temporary=True), None))
             same = replace(a_run(temporary=False), thread=UUID(first.record.thread_id))
             for _ in range(20):
-                await queue.enter(replace(same, run_id=uuid4()), None)
+                await queue.enter((replace(same, run_id=uuid4()), None))
             lines.append(lines_run(partial(queue._dispatch, first.record.thread_id)))
         goes_on.set()
         await queue.close()
