@@ -70,9 +70,9 @@ def messages(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     taken: list[Any] = []
     answer = ResponseSocket._answer
 
-    async def noting(self: ResponseSocket, text: str | bytes) -> None:
-        taken.append(json.loads(text))
-        await answer(self, text)
+    async def noting(self: ResponseSocket, data: bytes) -> None:
+        taken.append(json.loads(data))
+        await answer(self, data)
 
     monkeypatch.setattr(ResponseSocket, "_answer", noting)
     return taken

@@ -54,7 +54,8 @@ async def test_a_choice_of_tools_that_is_none_is_left_to_the_model() -> None:
 
     @program
     async def agent(ctx: Context) -> str:
-        reply: Reply = await ctx.llm("Tell.", tools=[add], tool_choice=None)
+        unset: dict[str, Any] = {"tool_choice": None}
+        reply: Reply = await ctx.llm("Tell.", tools=[add], **unset)
         return reply.text
 
     async with Runtime(ScriptedExecutor(lambda call: "tea")) as runtime:
