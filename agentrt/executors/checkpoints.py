@@ -93,7 +93,7 @@ def own_folder(model: str, revision: str | None = None) -> Path | None:
     or if the hub's package is not installed. ``revision`` is the revision of a model of the hub.
     """
     path = expanded(model)
-    if os.path.isdir(path):  # noqa: PTH112
+    if os.path.isdir(path):  # noqa: PTH112 - False also for a path that is too long
         return path
     try:
         from huggingface_hub import try_to_load_from_cache

@@ -494,8 +494,8 @@ def test_stopped_runs_are_not_shown_as_failed(command: Run, tmp_path: Path) -> N
     failed = [Result(str(n), 0, "failed", error="Oops") for n in range(5, 12)]
     out = tmp_path / "r.jsonl"
     out.write_bytes(b"".join(result.to_line() for result in (*stopped, *failed)))
-    told = command("results", "show", out).out.splitlines()
-    assert [line for line in told if line.startswith("failed: ")] == [
+    lines = command("results", "show", out).out.splitlines()
+    assert [line for line in lines if line.startswith("failed: ")] == [
         *(f"failed: {n}: Oops" for n in range(5, 10)),
         "failed: 2 more",
     ]

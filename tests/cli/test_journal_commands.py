@@ -198,8 +198,8 @@ def test_the_answers_of_a_fork_are_for_the_questions_that_it_asks(
 async def asks(ctx):
     return [await ctx.human(name) for name in "abc"]
 """)
-    given: list[Any] = ["--journal", tmp_path / "j", "--human", "1", "--human", "2", "--human", "3"]
-    assert command("run", path, *given).code == 0
+    answers = ("--human", "1", "--human", "2", "--human", "3")
+    assert command("run", path, "--journal", tmp_path / "j", *answers).code == 0
     forking: list[Any] = ["fork", tmp_path / "j", "asks-1", path, "--at", "0#1", "--human", "two"]
     assert runs(*forking).code == 2
     ended = runs(*forking, "--human", "three", "--json")

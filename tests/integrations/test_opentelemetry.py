@@ -212,7 +212,7 @@ async def test_what_fails_is_an_error_and_what_is_cancelled_ends() -> None:
 
 
 async def test_a_resumed_program_has_spans_of_the_nodes_that_run_now(tmp_path: Path) -> None:
-    """What is read from the journal has no span, so nothing links to it."""
+    """Nodes that are read from the journal have no spans, so no span links to them."""
 
     async def code(ctx: Context) -> str:
         text = (await ctx.llm("plan")).text

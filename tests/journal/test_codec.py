@@ -334,7 +334,7 @@ def grouped(error: Exception) -> Exception:
 
 def held(error: Exception) -> Exception:
     outer = ValueError("outer")
-    outer.inner = error  # type: ignore[attr-defined]
+    outer.inner = error  # type: ignore[attr-defined]  # errors may have any attribute
     return outer
 
 

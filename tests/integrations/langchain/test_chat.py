@@ -183,7 +183,7 @@ async def test_a_call_that_cannot_be_is_refused_in_one_line(
             ConfigError,
             "'sub' is not a tool",
         ),
-        (lambda: ChatAgentRT().bind_tools([5]), ConfigError, r"the tools \[5\]: Unsupported"),  # type: ignore[list-item]
+        (lambda: ChatAgentRT().bind_tools([5]), ConfigError, r"the tools \[5\]: Unsupported"),  # type: ignore[list-item]  # a wrong tool
         (
             lambda: ChatAgentRT().bind_tools([{"type": "function", "function": {}}]),
             ConfigError,

@@ -231,8 +231,8 @@ async def test_no_field_of_a_tool_fails_the_server() -> None:
             values: tuple[Any, ...] = (None, True, -1, "x", [], ["x"], {}, {"type": []})
             for value in values:
                 for tools in ([{**SEARCH, field: value}], [SEARCH, {**WEATHER, field: value}]):
-                    asked = {**body(tools=tools, max_tokens=200), "stream": False}
-                    answer = await local.client.post(MESSAGES, json=asked)
+                    request = {**body(tools=tools, max_tokens=200), "stream": False}
+                    answer = await local.client.post(MESSAGES, json=request)
                     assert answer.status_code < 500, (field, value, answer.text)
 
 
@@ -240,8 +240,8 @@ async def test_numbers_that_vllm_reads_from_texts_are_read_between_the_calls_of_
     async with open_server(Model(*ONCE)) as local:
         use(local, Search(lambda request: {"results": HITS}))
         thinking = {"type": "enabled", "budget_tokens": "1500.0"}
-        asked = {**body(tools=[SEARCH], max_tokens="2000.0", thinking=thinking), "stream": False}
-        answer = await local.client.post(MESSAGES, json=asked)
+        request = {**body(tools=[SEARCH], max_tokens="2000.0", thinking=thinking), "stream": False}
+        answer = await local.client.post(MESSAGES, json=request)
         assert (answer.status_code, answer.json()["content"][-1]["text"]) == (200, SAID)
 
 

@@ -127,9 +127,8 @@ class EventLog:
         """Give new events to the readers, after the events have been stored."""
         if not new:
             return
-        if new[0].number != self.last + 1:  # readers get the events between them from the database
-            self._recent.clear()
-            self._bytes = 0
+        if new[0].number != self.last + 1:
+            self._forget()  # readers get the events between them from the database
         self._recent.extend(new)
         self._bytes += sum(len(event.data) for event in new)
         self.last = new[-1].number
@@ -144,8 +143,7 @@ class EventLog:
     async def publish_stored(self) -> None:
         """Give the readers the events that a write has stored although it seemed to fail."""
         if self.resumable and (last := await self._last_stored()) > self.last:
-            self._recent.clear()
-            self._bytes = 0
+            self._forget()
             self.last = last
             self._notify()
 
@@ -186,6 +184,11 @@ class EventLog:
         if not may_skip:
             _check_next(page, self.run_id, at)
         return page
+
+    def _forget(self) -> None:
+        """Drop the events in memory, so that readers get them from the database."""
+        self._recent.clear()
+        self._bytes = 0
 
     def _is_over(self) -> bool:
         """Return whether the oldest event in memory must go."""
