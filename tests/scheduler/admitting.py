@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 from agentrt.scheduler import ProgramTotals, QueuedCall, SchedulerConfig, SchedulerCore
@@ -157,6 +158,8 @@ def check_sums(admission: Admission | None) -> None:
     assert admission._growth == sum(row.growth for row in admission.residents)
     assert admission._due_claim == sum(row.claim for row in admission._due)
     assert admission.claimed == admission._shared + sum(r.claim for r in admission.residents)
+    waiting = [call.program.kind for call in admission._by_age]
+    assert admission._kinds == Counter([*(row.kind for row in admission.residents), *waiting])
 
 
 def full(**more: Any) -> Counted:

@@ -398,3 +398,58 @@ def test_branches_without_room_are_admitted_while_the_batch_is_nearly_empty(
     engine.arrive("b", 58 * BLOCK, "u")
     engine.let_in(running)
     assert ("b" in engine.inside()) is comes_in
+
+
+def test_no_program_is_kept_out_while_all_programs_branch() -> None:
+    engine = Counted(slots=8)
+    branching(engine)
+    for name in "abc":
+        engine.wants(name, 60, "u")
+    engine.let_in(8)
+    assert engine.inside() == {"a", "b", "c"}
+
+
+def test_programs_that_branch_need_room_beside_a_chain_until_the_chain_ends() -> None:
+    engine = Counted(slots=8)
+    branching(engine)
+    engine.wants("chain", 60)
+    engine.step()
+    engine.wants("b", 60, "u")
+    engine.let_in(8)
+    assert engine.inside() == {"chain"}
+    engine.end(next(iter(engine.core.calls)))
+    engine.end_program("chain")
+    engine.wants("c", 60, "u")
+    engine.let_in(8)
+    assert engine.inside() == {"b", "c"}
+
+
+def test_a_chain_that_waits_for_admission_is_a_reason_to_keep_others_out() -> None:
+    engine = Counted(slots=8)
+    branching(engine)
+    engine.wants("b", 60, "u")
+    engine.step()
+    chain = engine.wants("chain", 60)
+    engine.wants("c", 60, "u")
+    engine.let_in(8)
+    assert engine.inside() == {"b"}
+    engine.end(chain)
+    engine.end_program("chain")
+    engine.let_in(8)
+    assert engine.inside() == {"b", "c"}
+
+
+def test_a_chain_precedes_calls_behind_it_of_programs_that_were_admitted_without_room() -> None:
+    engine = Counted(slots=2)
+    branching(engine)
+    for name, blocks in (("b", 20), ("c", 40)):
+        engine.wants(name, blocks, "u")
+        engine.wants(name, blocks, "u")
+    engine.step()
+    assert engine.inside() == {"b", "c"}
+    engine.wants("chain", 10)
+    engine.let_in(2)
+    assert "chain" not in engine.inside()
+    engine.wants("c", 10, "u")
+    engine.let_in(2)
+    assert "chain" in engine.inside()

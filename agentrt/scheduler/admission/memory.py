@@ -70,6 +70,8 @@ class WorkingSet(Admission):
         """Blocks that residents claim for future calls."""
         self._branching: dict[EngineProgram, None] = {}
         """Residents with several calls in the engine."""
+        self._kinds: Counter[tuple[str, str]] = Counter()
+        """For each type: the number of residents, and of calls that wait for admission."""
         self._sharers: dict[tuple[str, str], tuple[int, int]] = {}
         """For each type: the number of residents that share its prefix, and the prefix's blocks."""
         self._held: PriorityQueue[EngineProgram] = PriorityQueue()
@@ -208,7 +210,7 @@ class WorkingSet(Admission):
 
     def may_stay(self, call: QueuedCall) -> bool:
         program = call.program
-        if len(program.queued) > 1:
+        if len(program.queued) > 1 or self._all_branch:
             return True
         outgrown = self._busy > self.capacity.blocks and len(self.residents) > 1
         return not (outgrown or self._gives_way(program, call))
@@ -260,6 +262,8 @@ class WorkingSet(Admission):
             return Admit(program)
         if (expelled := self._due_that_make_room(program)) is not None:
             return Admit(program, expelled)
+        if self._all_branch:
+            return Admit(program)
         if (ceding := self._branching_that_cede(call)) is not None:
             return Admit(program, ceding=ceding)
         if self._fills_batch(program, running):
@@ -304,11 +308,14 @@ class WorkingSet(Admission):
         None if it would not fit. If this program has several calls, room for ``rival`` is enough.
 
         Residents give up the room that they claim for waiting calls, if ``rival`` comes before one
-        of these calls, and only if one of the residents has made `MANY_CALLS` calls. Without this
-        rule, a program that always has more calls than fit would keep all others out for as long as
-        it lives. An example is a proxy that gives all its clients one program id.
+        of these calls. They do so only if one of the residents has made `MANY_CALLS` calls, or if
+        the residents claim more than the cache. Without this rule, a program that always has more
+        calls than fit would keep all others out for as long as it lives. An example is a proxy that
+        gives all its clients one program id. And a chain would wait for many programs that were
+        admitted without room while all programs branched (`_all_branch`).
         """
-        if all(resident.finished_calls < MANY_CALLS for resident in self._branching):
+        fits_all = self.claimed <= self.capacity.blocks
+        if fits_all and all(each.finished_calls < MANY_CALLS for each in self._branching):
             return None
         program = rival.program
         needs = self._needs(program)
@@ -329,6 +336,17 @@ class WorkingSet(Admission):
         """Return the blocks that a program claims for its running calls."""
         running = [call.holds for call in program.queued.values() if not call.queued]
         return min(self._blocks(sum(running)) + len(running), program.claim)
+
+    @property
+    def _all_branch(self) -> bool:
+        """Whether all residents, and all programs that wait for admission, are of types that
+        branch. Then no program is kept out.
+
+        Most branches end soon, so what another program evicts would rarely have been used again.
+        Only the order of the calls matters. If there is a chain, its context is worth protecting.
+        """
+        usual = self.learned.usual
+        return all(usual(kind).branches for kind in self._kinds)
 
     def _fills_batch(self, program: EngineProgram, running: int) -> bool:
         """Return whether a program is admitted even if it does not fit into the cache, because
@@ -448,12 +466,16 @@ class WorkingSet(Admission):
     def wait(self, call: QueuedCall) -> None:
         super().wait(call)
         self._full_at = None
+        if call not in self._by_age:
+            self._kinds[call.program.kind] += 1
         self._by_age.put(call, call.since)
 
     def leave(self, call: QueuedCall) -> None:
         super().leave(call)
         self._full_at = None
-        self._by_age.discard(call)
+        if call in self._by_age:
+            self._leave_kind(call.program.kind)
+            self._by_age.discard(call)
 
     def first(self) -> QueuedCall | None:
         """Return the call that is considered first for admission, unless the oldest call exceeds
@@ -565,6 +587,7 @@ class WorkingSet(Admission):
         if program.resident:
             return
         super().join(program)
+        self._kinds[program.kind] += 1
         program.attained_when_admitted_s = program.attained_s
         self.admissions += 1
         self.claimed += program.claim
@@ -589,6 +612,7 @@ class WorkingSet(Admission):
         if not program.resident:
             return
         super().expel(program)
+        self._leave_kind(program.kind)
         self._branching.pop(program, None)
         program.was_resident, program.ceded = True, 0
         self._count(program)
@@ -599,6 +623,11 @@ class WorkingSet(Admission):
                 self._sharers[program.kind] = sharers - 1, blocks
             else:
                 self._count_prefix(-blocks)
+
+    def _leave_kind(self, kind: tuple[str, str]) -> None:
+        self._kinds[kind] -= 1
+        if not self._kinds[kind]:
+            del self._kinds[kind]
 
     def _count_prefix(self, blocks: int) -> None:
         self.claimed += blocks
