@@ -177,6 +177,7 @@ def test_advice_fits_a_file_that_cannot_be_read(
         (["--dag", "nowhere/graph.json"], ["'nowhere'", "does not exist"]),
         (["--dag", "folder.json"], ["folder.json", "is a folder", "name a file"]),
         (["--model", "./nothing"], ["model './nothing': no such folder", *A_MODEL]),
+        (["--model", "x" * 300], ["model 'xxx", "…': file name too long", *A_MODEL]),
         (["--model", "."], ["model '.': the folder has no config.json", *A_MODEL]),
         (["--model", ""], ["--model ''", "a folder or"]),
         (["--max-model-len", "9"], ["--max-model-len", "options of vLLM go after --"]),

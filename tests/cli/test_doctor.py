@@ -108,6 +108,7 @@ def test_what_is_broken_is_named_with_the_way_out(
     [
         (("--model", "a/b/c"), "Repo id must be"),
         (("--model", "./nowhere"), "no such folder"),
+        (("--model", "x" * 300), "file name too long"),
         (("--broker", "mqtt://127.0.0.1:{port}"), "Connection refused"),
         (("--database", "postgresql://me:secret@127.0.0.1:{port}/x"), "refused"),
         (("--database", "sqlite:/dev/null"), "/dev/null"),

@@ -79,11 +79,17 @@ class VLLMEngine(CoreClient):
 
     Without ``options``, the engine has the options that ``agentrt run`` uses by default without
     ``--inputs``. After the start, ``model`` and ``max_num_seqs`` have the values that the engine
-    runs with.
+    runs with. Raises `ConfigError` if ``options`` are not `EngineOptions`, for example the name of
+    a model.
     """
 
     def __init__(self, options: EngineOptions | None = None) -> None:
-        options = options or EngineOptions()
+        options = EngineOptions() if options is None else options
+        if not isinstance(options, EngineOptions):
+            raise ConfigError(
+                f"VLLMEngine takes EngineOptions, not {str(options)[:60]!r}; write "
+                "VLLMEngine(EngineOptions(model=…))"
+            )
         super().__init__(options.scheduler)
         self.options = options
         self.model = options.model or ""

@@ -40,8 +40,10 @@ def footprint(options: EngineOptions) -> int:
 def _weights(model: str | None) -> int:
     if model is None:
         return _DEFAULT_WEIGHTS
-    folder = expanded(model)
-    return sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+    try:
+        return sum(file.stat().st_size for file in expanded(model).glob("*.safetensors"))
+    except OSError:  # the name is too long for a folder, or the folder cannot be read
+        return 0
 
 
 def check_memory(needs: Sequence[int], available: int) -> None:

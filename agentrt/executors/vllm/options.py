@@ -276,9 +276,16 @@ def kv_events_config() -> Any:
 
 
 def check_model(model: str) -> None:
-    """Raise `ModelLoadError` for a local path that is not a model."""
+    """Raise `ModelLoadError` for a local path that is not a model, and for a name that is too long
+    to be a path.
+    """
     path = expanded(model)
-    looks_local = model.startswith((".", "/", "~")) or path.exists()
+    try:
+        looks_local = path.exists() or model.startswith((".", "/", "~"))
+    except OSError as error:
+        raise ModelLoadError(
+            f"model '{model[:60]}…': {str(error.strerror).lower()}; {_A_MODEL}"
+        ) from error
     if not looks_local:
         return
     if not path.exists():

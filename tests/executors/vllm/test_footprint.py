@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from agentrt.engines import EngineOptions
-from agentrt.errors import EngineStartError
+from agentrt.engines import EngineOptions, VLLMEngine
+from agentrt.errors import ConfigError, EngineStartError
 from agentrt.executors.vllm.footprint import check_memory, footprint
 from agentrt.executors.vllm.memory import free_memory
 
@@ -46,3 +47,9 @@ def test_too_little_memory_is_one_clear_error() -> None:
 def test_this_machine_has_some() -> None:
     total = int(Path("/proc/meminfo").read_text().split()[1]) << 10
     assert 0 < free_memory() <= total
+
+
+@pytest.mark.parametrize("options", ["org/model", {"model": "org/model"}])
+def test_options_of_another_type_are_named(options: Any) -> None:
+    with pytest.raises(ConfigError, match=r"VLLMEngine takes EngineOptions, not .*org/model"):
+        VLLMEngine(options)
