@@ -134,9 +134,9 @@ class Options:
         **terms: Any,
     ) -> Decorator:
         """Make an option that takes seconds: at least ``least``, or more than 0 if ``least`` is
-        None.
+        None. Infinity is allowed, for no limit.
         """
-        kind = NumberRange(min=least or 0, min_open=least is None)
+        kind = NumberRange(min=least or 0, min_open=least is None, infinite=True)
         return self.text(flag, metavar, about, type=kind, **terms)
 
     def file(self, flag: str, about: str, *, dir_okay: bool = False, **terms: Any) -> Decorator:

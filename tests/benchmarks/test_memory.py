@@ -222,12 +222,13 @@ def test_what_real_engines_cannot_do(
 
 
 @pytest.mark.parametrize("option", ["--load", "--trace-scale"])
-@pytest.mark.parametrize("factor", ["0", "-1", "nan"])
+@pytest.mark.parametrize("factor", ["0", "-1", "nan", "inf"])
 def test_a_factor_is_more_than_zero(
     option: str, factor: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert call(["memory", option, factor]) == 2
-    assert f"'{option}': {float(factor)} is not in the range x>0" in capsys.readouterr().err
+    wrong = "is not finite" if factor == "inf" else "is not in the range x>0"
+    assert f"'{option}': {float(factor)} {wrong}" in capsys.readouterr().err
 
 
 class Reset(Engine):
