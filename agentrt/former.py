@@ -74,7 +74,9 @@ def warn_of_former_place(module_name: str, *names: str, now: str = "agentrt.engi
 
 
 def _is_written(caller: FrameType) -> bool:
-    """Whether the caller's source code has the name, in an import or after a dot."""
+    """Whether the caller's source code names the attribute that it reads, in an import or after a
+    dot, instead of reading the attribute with ``getattr``.
+    """
     return dis.opname[caller.f_code.co_code[caller.f_lasti]] in _WRITTEN
 
 

@@ -110,8 +110,8 @@ _COLUMNS = (
     "doors",
     type=click.Choice(DOORS),
     multiple=True,
-    help="run: agentrt run --inputs; sqlite, postgres: /v1/batches with this database. Repeat the "
-    "option for several.  [default: all]",
+    help="Way in which batches are started: by agentrt run --inputs (run), or at /v1/batches of a "
+    "server with this database (sqlite, postgres). Repeat the option for several.  [default: all]",
 )
 @seed_option
 def batch_kills(inputs: int, kills: int, doors: tuple[str, ...], seed: int) -> int:

@@ -85,7 +85,9 @@ class Gpu:
         return StepTimeModel(base_s, self.per_token_s, 0.0, per_read_s)
 
     def host(self, gb: float) -> HostMemory:
-        """Return host memory of ``gb`` billion bytes, with the fitted costs of copies."""
+        """Return host memory of ``gb`` billion bytes behind this GPU's link. The other costs of
+        copies are the defaults of `HostMemory`.
+        """
         memory = HostMemory(gb * 1e9 / _KV_BYTES / self.kv_tokens)
         return replace(memory, token_s=memory.token_s / self.link)
 

@@ -92,7 +92,7 @@ class SlotMachine(Machine):
     def run(self, contender: Contender, programs: Sequence[ProgramShape]) -> RunOutcome:
         """Run programs on this engine. Raises `InvariantError` for vLLM's own scheduler."""
         if contender.config is None:
-            raise InvariantError("vLLM's own scheduler runs in virtual time only")
+            raise InvariantError("the step simulator does not have vLLM's own scheduler")
         fleet: dict[str, Any] = {"replicas": self.replicas, "router": self.router}
         return drive(Steps(contender.config, self.max_num_seqs, self.step_s, **fleet), programs)
 

@@ -1,5 +1,5 @@
-"""``agentrt serve --check``: report which parts of a deployment would be served, without an
-engine.
+"""``agentrt serve --check``: report, without starting an engine, which parts of a deployment would
+be served.
 """
 
 from __future__ import annotations

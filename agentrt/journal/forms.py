@@ -83,10 +83,10 @@ class Checks:
 class FormWriter(Protocol):
     """The methods of `agentrt.journal.codec.ValueWriter` that the forms use.
 
-    ``checks`` is None if the value was just read back. The text is then compared with the text from
-    which the value was read, so its parts need no checks. ``unread`` has the ids of errors whose
-    arguments are being written. These arguments are read before the error exists, so they cannot
-    refer to it.
+    ``checks`` is None if the value to write was just read back from a text. The new text is then
+    compared with that text, so the parts of the value need no checks. ``unread`` has the ids of
+    errors whose arguments are being written. These arguments are read before the error exists, so
+    they cannot refer to it.
     """
 
     again: dict[int, Any]

@@ -293,7 +293,9 @@ class ProgramRecord:
 
     @property
     def has_result(self) -> bool:
-        """Whether the program is done, and its record has a result but no other nodes."""
+        """Whether the program is done, and its record has only the program's own node, with the
+        result.
+        """
         root = self.past.root
         return root is not None and root.state == DONE and not len(self.past)
 

@@ -184,8 +184,8 @@ class CallQueue:
         """Put the deferred calls for which ``ready`` is true into the queue by their priority, and
         return these calls.
 
-        A call that waited for its LoRA adapter was admitted before, and is not asked to wait for
-        admission again: meanwhile, calls with other adapters could take the adapter's place.
+        A call that waited for its LoRA adapter was admitted before, and does not wait for admission
+        again. If it did, calls with other adapters could take the adapter's place in this time.
         """
         released = [call for call in self._deferred if ready(call)]
         for call in released:

@@ -188,8 +188,8 @@ class Wait:
         self.target: ref[Any] | None = None if group is None else ref(group)
 
     def arrived(self, waiting: Scope, outer: CellType | None, ended: Scope) -> None:
-        """Record the end of the task whose scope is ``ended``. Called just before asyncio's own
-        callback.
+        """Record the end of the task whose scope is ``ended``. This is called just before the
+        callback with which the gather, shield or TaskGroup itself handles the end of the task.
         """
         if outer is not None:
             # gather() fills the cell only after it has added its callbacks, so the future cannot be

@@ -78,7 +78,8 @@ _FLAGS = (
     "--tiny",
     is_flag=True,
     help="Use a model of two layers with random weights. Its texts have no meaning, but depend "
-    "on every token; its steps are shorter, so that more calls fit into the time.",
+    "on every token of the prompt, so that a wrong token shows. Its steps are shorter, so that "
+    "more calls fit into the time.",
 )
 @max_num_seqs_option(default=8)
 @seed_option

@@ -118,7 +118,9 @@ Key = tuple[Setup, str]
     "none.",
 )
 @click.option(
-    "--trace", metavar="[FORMAT:]FILE", help=f"File from which the workload {RECORDED!r} draws."
+    "--trace",
+    metavar="[FORMAT:]FILE",
+    help=f"File of recorded programs, from which the workload {RECORDED!r} draws its programs.",
 )
 @click.option(
     "--trace-scale",

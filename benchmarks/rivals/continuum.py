@@ -259,8 +259,8 @@ class ContinuumScheduler(ProgramScheduler):
         return all(other is request for other in self.running)
 
     def _unpin_latest(self) -> bool:
-        """Unpin the context of the program that arrived last, other than the program for whose call
-        blocks are being allocated. Return False if no other program has a pinned context.
+        """Unpin the context of the program that arrived last. The program that is being given
+        blocks keeps its context. Return False if no other program has a pinned context.
         """
         queue = self.retention.queue
         assert queue is not None

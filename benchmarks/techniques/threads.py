@@ -214,7 +214,7 @@ class HttpThread:
         return await function(item)
 
     def drop(self) -> None:
-        """Do nothing, because a server keeps nothing by name."""
+        """Do nothing, because an OpenAI server has no context that a client could drop."""
 
 
 Thread = OurThread | HttpThread

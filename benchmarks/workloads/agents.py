@@ -120,16 +120,16 @@ _RESULT = Sizes(mean=580, spread=1.0, low=5, high=6000)
 
 
 def swe_smith(per_s: float, seed: int) -> list[ProgramShape]:
-    """Make `JOBS` coding agents with the published sizes of SWE-smith's trajectories, which arrive
-    as a Poisson process of ``per_s`` jobs per second.
+    """Make `JOBS` coding agents that arrive as a Poisson process of ``per_s`` jobs per second.
+    Their sizes are the published sizes of SWE-smith's trajectories.
 
     The trajectories themselves are not used. The published sizes are: 100 jobs with 17.9 turns on
     average, a median of 6,945 prompt and 30 output tokens, a system prompt of 604 and an issue of
     1,498 tokens, at most 16,384 tokens in a job, and one second for a tool (``matrix-100job`` of
     the survey that `benchmarks.external` names). The spreads are our assumptions. The mean of the
-    outputs was not published; it is fitted to the survey's time without waiting, on an H200 with
-    one job per second. Jobs beyond the limit are drawn again, so the parameters here are a little
-    above the resulting means.
+    outputs was not published. It is fitted to the seconds that a job took in the survey where no
+    call waited: on an H200 with one job per second. Jobs beyond the limit are drawn again, so the
+    parameters here are a little above the resulting means.
     """
     jobs = [_job(Random(f"swe-smith/{seed}/{i}"), f"job-{i}") for i in range(JOBS)]
     return poisson(jobs, per_s, seed)

@@ -165,7 +165,7 @@ class MqttTools(ToolTransport):
     def _send(self, call: ToolAttempt) -> None:
         """Publish a call to the worker that has it. If no worker has it, publish a call that may
         run twice on the topic that all workers of the tool share, and any other call to the worker
-        with the fewest calls. If no worker offers the tool, the call fails.
+        that is first in `TenantWorkers.offering`. If no worker offers the tool, the call fails.
         """
         if call.worker is None:
             offering = call.workers.offering(call.tool)

@@ -200,7 +200,9 @@ def _lives(starts: Sequence[StartRow], ends: Sequence[EndRow]) -> list[Life]:
 
 
 class _Walk:
-    """A walk through one life of a program, backwards from the end of the life to its start."""
+    """A walk through one `Life` of a program, the time in which one process ran it. The walk goes
+    backwards, from the end of this time to its start.
+    """
 
     def __init__(self, life: Life, by_place: Mapping[str, Stay]) -> None:
         self._life, self._by_place = life, by_place

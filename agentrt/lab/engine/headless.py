@@ -297,7 +297,7 @@ class HeadlessEngine:
                 self.requests.pop(output_of_call.request_id, None)
 
     def _beside_tokens(self, output: Any) -> dict[str, Any]:
-        """Return further fields of the model's output, for `complete`."""
+        """Return the fields that `complete` adds to the model's output, besides the tokens."""
         return {}
 
     def _sample(self, request_id: str, end: int) -> list[int]:

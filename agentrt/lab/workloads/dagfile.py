@@ -1,10 +1,10 @@
-"""A reader of execution DAGs, which ``agentrt run --dag FILE.json`` writes, as programs to run
-again.
+"""A reader that turns execution DAGs into programs that can be run again. ``agentrt run --dag
+FILE.json`` writes such DAGs.
 
 Tools, humans, and calls without a result (failed or cancelled) become gaps. The gap before a call
-is the time from the end of the last call on which it depends until the call was emitted. If the
-prompts of some of the calls on which it depends were in the prefix cache, the call extends the call
-that has the longest of these prompts.
+is the time from the end of the last call on which it depends until the call was emitted. A call
+extends one of the calls on which it depends: the call with the longest prompt, among those whose
+prompts it found in the prefix cache.
 """
 
 from __future__ import annotations

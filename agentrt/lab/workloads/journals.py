@@ -1,4 +1,5 @@
-"""A reader of journals of `agentrt run` and `agentrt serve`, as programs to run again.
+"""A reader that turns journals of `agentrt run` and `agentrt serve` into programs that can be run
+again.
 
 The nodes of a program are read as its execution DAG (`agentrt.lab.workloads.dagfile`). The DAG has
 the dependencies of calls, the times of tools, humans and the program's own code between calls, and

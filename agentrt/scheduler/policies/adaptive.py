@@ -45,8 +45,8 @@ is more, and at least the quantum of Q_1.
 
 
 class Adaptive(Policy):
-    """The least expected remaining service first, with a share of the batch for the oldest
-    programs.
+    """A policy that runs the program with the smallest expected remaining service first, and
+    reserves a share of the batch for the oldest programs.
     """
 
     name: ClassVar[str] = "adaptive"

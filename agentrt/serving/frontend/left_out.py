@@ -67,10 +67,10 @@ def left_out_header(types: Iterable[str]) -> tuple[bytes, bytes]:
 
 
 def log_left_out(path: str, types: Iterable[str]) -> None:
-    """Log the types that were left out of a request.
+    """Log the types of the parts that were left out of a request to ``path``.
 
-    Only the first line about a type is a warning, because clients send the same types in each
-    request.
+    Only the first line about a type is a warning, because clients send parts of the same types in
+    each request.
     """
     named = list(types)[:MOST_TYPES]
     new = [kind for kind in named if (path, kind) not in _logged]

@@ -153,7 +153,9 @@ class ItemReader:
             yield {"type": "message", "role": role, "content": known or content}
 
     def _texts(self, parts: Sequence[Any]) -> Iterator[str]:
-        """Yield the texts of parts. Other parts are left out."""
+        """Yield the text of each part that is a text. The kinds of all other parts are added to
+        `left_out`.
+        """
         for part in parts:
             text = text_of(part)
             if text is None:

@@ -146,14 +146,14 @@ class AssistantCount(Body):
 
 
 class AssistantSearch(AssistantCount, SortedPage):
-    """The conditions for assistants to search, and the page to return."""
+    """The conditions of a search for assistants, and the page to return."""
 
     sort_by: AssistantSortBy = "created_at"
     select: list[AssistantSelectField] | None = Field(default=None, max_length=64)
 
 
 class VersionSearch(PagedSearch):
-    """The conditions for versions of an assistant to search."""
+    """The conditions of a search for versions of an assistant."""
 
     metadata: Object | None = None
 
@@ -254,7 +254,7 @@ ThreadField = Literal[
 
 
 class ThreadSearch(ThreadCount, SortedPage):
-    """The conditions for threads to search, and the page and the fields to return."""
+    """The conditions of a search for threads, and the page and the fields to return."""
 
     ids: list[UUID] | None = Field(default=None, max_length=MAX_LIMIT)
     sort_by: ThreadSortBy = "created_at"

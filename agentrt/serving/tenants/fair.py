@@ -75,13 +75,15 @@ class _TenantQueue:
 
 
 class FairQueue:
-    """A queue of calls that admits at most ``slots`` calls at a time (None: all calls).
+    """A queue of calls that admits at most ``slots`` calls at a time (None: all calls). ``slots``
+    is `BATCHES` times the number of batch slots.
 
     ``limits`` returns a tenant's weight and concurrency. Some slots (one in `KEPT_OF`) are reserved
     for tenants without an admitted call, so that a new tenant need not wait until calls of other
     tenants end. While a tenant has more admitted calls than another recently active tenant, the
     next call of the first tenant is admitted only while the number of all admitted calls is below
-    the number of unreserved slots of one batch. So the other tenant's next call can run at once.
+    the number of batch slots, without one slot in `KEPT_OF`. So the other tenant's next call can
+    run at once.
 
     `push` queues a call, `pop` admits a call, `settle` ends an admitted call, and `drop` removes a
     call that was cancelled while it waited.

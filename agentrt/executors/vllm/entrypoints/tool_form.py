@@ -76,7 +76,8 @@ class ToolForm:
 def tool_form(
     tools: Iterable[Json], choice: Any = "auto", answer: Json | None = None
 ) -> ToolForm | None:
-    """Return the form for a request's ``tools`` and ``tool_choice``; None if no form is needed.
+    """Return the form of the outputs that a request's ``tools`` and its tool ``choice`` allow; None
+    if they allow no call of a tool.
 
     Raises `ValueError` if ``choice`` names a tool that the request does not have, or is
     ``required`` although the request has no function.

@@ -150,7 +150,7 @@ CronField = Literal[
 
 
 class CronSearch(CronCount, SortedPage):
-    """The conditions for crons to search, and the page and the fields to return."""
+    """The conditions of a search for crons, and the page and the fields to return."""
 
     sort_by: CronSortBy = "created_at"
     select: list[CronField] | None = Field(default=None, max_length=64)

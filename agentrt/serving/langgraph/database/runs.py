@@ -170,8 +170,9 @@ class Runs:
 
         Raises 404 if the thread does not exist or the filter ``only`` hides it, and 403 if ``only``
         would hide the thread that `NewRun.make_thread` creates. Raises 409 if the thread has an
-        active run and the strategy is ``reject``, if the interrupt is not open, or if the claim
-        changes no row. Raises 507 if the tenant has reached its limit of threads.
+        active run and the strategy is ``reject``, if the interrupt that `NewRun.answers` names is
+        not open, or if the update `NewRun.claim` changes no row. Raises 507 if the tenant has
+        reached its limit of threads.
         """
         [entered] = await self.enter_all([(new, only)])
         return entered

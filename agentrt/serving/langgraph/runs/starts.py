@@ -177,8 +177,8 @@ async def _new_run(
     assistant: Mapping[str, Any],
     clock: SteadyClock,
 ) -> tuple[NewRun, Filter | None]:
-    """Ask the hooks, and return the run to create and the hooks' filter for the run's thread. The
-    run's start time is a time of ``clock``.
+    """Ask the authentication hooks whether the caller may create the run. Return the run to create,
+    and the hooks' filter for the run's thread. The run's start time is a time of ``clock``.
     """
     run_id = uuid4()
     kwargs = _kwargs(body, assistant)

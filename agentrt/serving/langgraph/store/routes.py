@@ -63,7 +63,7 @@ class ItemDelete(Body):
 
 
 class ItemSearch(PagedSearch):
-    """The conditions for items to search."""
+    """The conditions of a search for items."""
 
     namespace_prefix: Namespace = Field(default_factory=list)
     filter: Object | None = None
