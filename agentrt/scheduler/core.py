@@ -528,9 +528,8 @@ class SchedulerCore:
         """Remove a call that has ended from the queue, from the calls that load KV cache, and from
         its program's calls.
         """
-        self.queue.discard(call)
+        self.queue.remove(call)
         self.loading.pop(call, None)
-        self.queue.outdated.pop(call.call_id, None)
         if call.since is not None:
             call.waited_s += now - call.since
             call.since = None

@@ -180,6 +180,13 @@ class CallQueue:
         call.change_state(UNQUEUED)
         return True
 
+    def remove(self, call: QueuedCall) -> None:
+        """Remove a call that has ended, and all references to it."""
+        self.discard(call)
+        self.outdated.pop(call.call_id, None)
+        if call is self._starving:
+            self._starving = None
+
     def release(self, ready: Callable[[QueuedCall], bool]) -> list[QueuedCall]:
         """Put the deferred calls for which ``ready`` is true into the queue by their priority, and
         return these calls.

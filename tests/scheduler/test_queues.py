@@ -15,7 +15,13 @@ from agentrt.scheduler import (
     SchedulerCore,
     policy_names,
 )
-from agentrt.scheduler.events import CallArrived, CallPreempted, CallStarted, StepFinished
+from agentrt.scheduler.events import (
+    CallArrived,
+    CallFinished,
+    CallPreempted,
+    CallStarted,
+    StepFinished,
+)
 from agentrt.scheduler.starvation import Starvation
 from tests.lab.toys import ToyCall, ToyEngine, ToyProgram
 from tests.scheduler.integrity import check_queues
@@ -195,3 +201,17 @@ def test_levels_and_slots_are_respected(
     engine._serve = serve  # type: ignore[method-assign, assignment]
     while engine.busy:
         engine.step()
+
+
+def test_a_call_that_starved_leaves_no_reference_after_its_end() -> None:
+    harness = Harness()
+    call = harness.arrive("one", "a")
+    queue = harness.core.queue
+    queue.discard(call)
+    queue.put(call, deferred=True)
+    queue.starves(call)
+    assert queue.release(lambda call: True) == [call]
+    assert queue.take() is call
+    harness.core.handle(CallStarted(call, 1.0))
+    harness.core.handle(CallFinished(call, 2.0))
+    assert all(value is not call for value in vars(queue).values())
