@@ -13,22 +13,28 @@ import os
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
 from agentrt.lab.commands.options import note
 from agentrt.lab.reports.tables import markdown
+from agentrt.lab.runs.contenders import DEFAULT, STOCK
+from benchmarks.clients.command import OFF
 from benchmarks.external import OFFLOAD_128, theirs
 from benchmarks.memory.cells import ALL_WORKS, RECORDED
 from benchmarks.memory.report import HITS
+from benchmarks.mixes import ALIKE, MIXES, UNLIKE
+from benchmarks.room import LOADS, WORKS
+from benchmarks.stress.ratios import policies_table, worst_table
 
 ROOT = Path(__file__).resolve().parents[1]
 _LONGEST_S = 3600
 _SEEDS = range(5000, 5005)
 _HELD_OUT_FIGURES = ("ms_per_token", "mean_jct_s", "p99_jct_s", "recomputed")
+_MIX_FIGURES = ("mean", "p99", "known")
 _HELD_OUT = [name for name in ALL_WORKS if name != RECORDED]
 
 Results = Sequence[Any]
@@ -40,21 +46,23 @@ Data = Mapping[str, Any]
 @dataclass(frozen=True, slots=True)
 class Source:
     """The commands that fill a file of results; the last line of their output is JSON. ``without``
-    names the keys of the JSON that are not written to the file.
+    names the keys of the JSON that are not written to the file. ``exits`` are the exit codes of
+    commands that did their work: some commands exit with 1 if a limit is exceeded.
     """
 
     commands: Sequence[str]
     without: Sequence[str] = ()
+    exits: Sequence[int] = (0,)
 
     def run(self) -> dict[str, Any]:
         """Run the commands, and return the content of the file. If a command fails, exit with 1."""
-        outputs = [_output(command) for command in self.commands]
+        outputs = [_output(command, self.exits) for command in self.commands]
         results = [_without(output, self.without) for output in outputs]
         return {"commands": list(self.commands), "commit": _commit(), "results": results}
 
 
 _SCHEDULER = (
-    "python -m benchmarks scheduler --cases fcfs,adaptive,adaptive+cost+memory --steps 40 "
+    "python -m benchmarks scheduler --policy fcfs,adaptive,adaptive+cost+memory --steps 40 "
     "--repeat 40 --json"
 )
 _H100 = "python -m benchmarks external --gpu H100 --rate 3 --seeds 5 --seed 5000"
@@ -77,6 +85,24 @@ SOURCES: Mapping[str, Source] = {
             for name in _HELD_OUT
         ],
         without=["by_seed", "stock"],
+    ),
+    "first-runs": Source(
+        [
+            f"python -m benchmarks first-runs --workload {name} --seeds 5 --seed 9000 --json"
+            for name in MIXES
+        ]
+    ),
+    "room": Source(
+        [
+            f"python -m benchmarks room --workload {name} --seeds 3 --seed 7000 --json"
+            for name in WORKS
+        ]
+    ),
+    "clients": Source(["python -m benchmarks clients --json"]),
+    "ratios": Source(
+        ["python -m benchmarks stress ratios --workloads 500 --seed 9000 --jobs 2 --json"],
+        without=["figures"],
+        exits=[0, 1],
     ),
 }
 """Files of results by name."""
@@ -208,6 +234,109 @@ def _held_out_table(results: Results) -> str:
     return _block(markdown(head, rows))
 
 
+def _first_runs_table(results: Results) -> str:
+    """Return a table with mixes of unlike programs in the left half, and mixes of programs that are
+    alike in the right half.
+    """
+    halves = [_mixes(results, names) for names in (UNLIKE, ALIKE)]
+    rows = [(*left, *right) for left, right in zip(*halves, strict=True)]
+    head = ("mean", "P99", "known")
+    return _block(markdown(("unlike", *head, "alike", *head), rows))
+
+
+def _mixes(results: Results, names: Iterable[str]) -> list[tuple[str, ...]]:
+    ratios = {mix["mix"]: mix["by_seed"] for each in results for mix in each["cells"]}
+    return [
+        (f"`{name}`", *(f"{_of_seeds(ratios[name], figure):.3f}" for figure in _MIX_FIGURES))
+        for name in names
+    ]
+
+
+def _over_mixes(names: Iterable[str]) -> Callable[[Results], str]:
+    """Return the mean, over mixes, of the mean completion time divided by stock's."""
+
+    def mean(results: Results) -> str:
+        ratios = {mix["mix"]: mix["by_seed"] for each in results for mix in each["cells"]}
+        return f"{fmean(_of_seeds(ratios[name], 'mean') for name in names):.3f}"
+
+    return mean
+
+
+def _room_table(results: Results) -> str:
+    """Return a table with a row for each workload, and columns for each load."""
+    seeds = {
+        (cell["workload"], f"{cell['load']:g}"): cell["by_seed"]
+        for each in results
+        for cell in each["cells"]
+    }
+    figures = [(load, figure) for load in LOADS for figure in ("mean", "p99")]
+    rows = [
+        (
+            f"`{name}`",
+            *(
+                _spread([seed[figure] for seed in seeds[name, load]], ".3f")
+                for load, figure in figures
+            ),
+        )
+        for name in WORKS
+    ]
+    heads = [f"{'mean' if figure == 'mean' else 'P99'} at load {load}" for load, figure in figures]
+    return _block(markdown(("workload", *heads), rows))
+
+
+def _of_seeds(seeds: Sequence[Mapping[str, float]], figure: str) -> float:
+    return median(seed[figure] for seed in seeds)
+
+
+def _clients_table(results: Results) -> str:
+    """Return a table with the calls per second of each quarter of a minute. A policy with the same
+    numbers of calls as stock has no numbers of its own.
+    """
+    [counted] = results
+    names = {OFF: "`--admission off`"}
+    rows = []
+    stock: Sequence[float] = ()
+    for run in counted["runs"]:
+        calls = run["calls"]
+        stock = calls if run["scheduler"] == STOCK else stock
+        same = run["scheduler"] != STOCK and calls == stock
+        form = ".0f" if sum(stock) > 50 * counted["quarter_s"] * len(stock) else ".1f"
+        shown = " ".join(format(number / counted["quarter_s"], form) for number in calls)
+        rows.append(
+            (
+                run["conversation"],
+                run["clients"],
+                names.get(run["scheduler"], run["scheduler"]),
+                "as stock, call for call" if same else shown,
+                f"{sum(calls) / sum(stock):.2f}",
+            )
+        )
+    head = ("conversations", "clients", "scheduler", "calls per second in each quarter of a minute")
+    return _block(markdown((*head, "calls in five minutes / stock"), rows))
+
+
+def _clients(kind: str, number: int) -> Callable[[Results], str]:
+    """Return the calls under the defaults, divided by stock's calls."""
+
+    def ratio(results: Results) -> str:
+        calls = {
+            run["scheduler"]: sum(run["calls"])
+            for run in results[0]["runs"]
+            if (run["conversation"], run["clients"]) == (kind, number)
+        }
+        return f"{calls[DEFAULT] / calls[STOCK]:.2f}"
+
+    return ratio
+
+
+def _ratios_table(results: Results) -> str:
+    return _block(policies_table(results[0]["policies"]))
+
+
+def _worst_table(results: Results) -> str:
+    return _block(worst_table(results[0]["worst"], figures=False))
+
+
 def _beside(row: Any, name: str) -> str:
     least, most = row["spread"][name]
     return f"{row[name]:.2f} ({least:.2f}-{most:.2f})"
@@ -249,6 +378,14 @@ VALUES: Mapping[str, tuple[str, Callable[[Results], str] | None]] = {
     "front-functions-tokens": ("front", _front("streams", "called_to_stock")),
     "front-table": ("front", _front_table),
     "held-out-table": ("held-out", _held_out_table),
+    "first-runs-table": ("first-runs", _first_runs_table),
+    "first-runs-unlike": ("first-runs", _over_mixes(UNLIKE)),
+    "first-runs-alike": ("first-runs", _over_mixes(ALIKE)),
+    "room-table": ("room", _room_table),
+    "clients-table": ("clients", _clients_table),
+    "clients-long-256": ("clients", _clients("long", 256)),
+    "ratios-table": ("ratios", _ratios_table),
+    "ratios-worst-table": ("ratios", _worst_table),
     **{f"{source}-commit": (source, None) for source in SOURCES},
 }
 """For each name, the file of results, and a function that makes the text on the page from the
@@ -259,9 +396,9 @@ file's results. Without a function (None), the text is the commit of the file.
 # -- running -----------------------------------------------------------------------------
 
 
-def _output(command: str) -> Any:
-    """Run a command of this checkout, and return the JSON of its last line. If the command fails,
-    exit with 1.
+def _output(command: str, exits: Sequence[int]) -> Any:
+    """Run a command of this checkout, and return the JSON of its last line. With another exit code
+    than those of ``exits``, exit with 1.
     """
     note(command)
     program, *words = shlex.split(command)
@@ -277,7 +414,7 @@ def _output(command: str) -> Any:
         timeout=_LONGEST_S,
         check=False,
     )
-    if done.returncode:
+    if done.returncode not in exits:
         note(f"the command failed with exit code {done.returncode}; nothing was recorded")
         raise SystemExit(1)
     return json.loads(done.stdout.splitlines()[-1])
