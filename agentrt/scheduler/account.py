@@ -219,4 +219,4 @@ _TAKEN: tuple[Callable[..., None], ...] = (
     _Making._loads,
     _Making._loaded,
 )
-"""The method for each kind of note."""
+"""The method for each kind of note except ``_MADE``."""

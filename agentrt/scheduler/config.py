@@ -51,7 +51,8 @@ _UNNAMED = _GoesWithPolicy()
 @dataclass(frozen=True, slots=True)
 class SchedulerConfig:
     """The settings of the scheduler. The default values are also the defaults of all commands,
-    except for the engine that a batch opens for itself, which has `BATCH_SCHEDULER`.
+    except for the engine that a batch opens for itself, which has `BATCH_SCHEDULER`, and for
+    commands that compare or measure policies.
 
     ``policy`` is the name of the policy that ranks calls.
 

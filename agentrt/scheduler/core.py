@@ -93,8 +93,8 @@ class Engine(Protocol):
         """Return whether a waiting call could start if it had a slot and blocks."""
 
     def may_preempt(self, call: QueuedCall) -> bool:
-        """Return whether preempting a running call frees its slot at once, and gains more time than
-        it costs.
+        """Return whether preempting a running call frees its blocks at once, and gains more time
+        than it costs.
         """
 
     def running_needs(self) -> tuple[int, int]:
@@ -182,8 +182,9 @@ class SchedulerCore:
     def handle(self, event: Event) -> None:  # noqa: C901  # the order of the parts is visible in one place
         """Handle an event: update the core's state, and pass the event to the scheduler's parts.
 
-        Raises `InvariantError` for an event that cannot follow the earlier events of a call, and
-        for an event that only the core reports.
+        Raises `InvariantError` for an event that would change a call's state in a way that is not
+        in `TRANSITIONS`, for a second arrival of a call, and for an event that only the core
+        reports.
         """
         match event:
             case StepFinished():
@@ -478,7 +479,9 @@ class SchedulerCore:
         self.calls[call.call_id] = call.program.queued[call.call_id] = call
 
     def _drop_load(self, call: QueuedCall) -> None:
-        """Add the tokens of a call's load to the tokens whose load was of no use."""
+        """Add the tokens of a call's load, which may be in flight, to the tokens whose load was of
+        no use.
+        """
         call.unused_loaded_tokens += call.loading_tokens
         call.loading_tokens = 0
 

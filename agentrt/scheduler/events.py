@@ -176,10 +176,10 @@ class CallListener(Protocol):
 
         A preemption is observed before the core handles the event, while the call still has its
         slot and its blocks. The end of a call is observed at such a time, too, but then the call is
-        no longer in `SchedulerCore.calls`, and the tokens of a load after which the call did not
-        start are already in its ``unused_loaded_tokens``. The process table, the statistics and the
-        other parts have not handled the end yet. All other events are observed after the core has
-        handled them.
+        no longer in `SchedulerCore.calls`, and the tokens of a load since which the call did not
+        start, even if the load is in flight, are already in its ``unused_loaded_tokens``. The
+        process table, the statistics and the other parts have not handled the end yet. All other
+        events are observed after the core has handled them.
         """
 
 
@@ -209,4 +209,6 @@ class Part:
         """Handle the end of a program's wait for a tool, an event or a human."""
 
     def program_ended(self, program: EngineProgram, now: float) -> None:
-        """Handle that a program has ended or has timed out."""
+        """Handle that a program has ended or has timed out. If calls of an ended program end later,
+        this is called again after the last of them.
+        """

@@ -57,7 +57,9 @@ BRANCHING = 0.25
 call of the same program is in the engine.
 """
 LONGEST_S = 1e9
-"""Upper limit of all durations, in seconds, including the durations in a history file."""
+"""Upper limit, in seconds, of the expected service of a program, of the durations in a history
+file, and of the ages that are distinguished (`age_bin`).
+"""
 
 Kind = tuple[str, str, str]
 """Tenant, program type, and subject of a statistic: a tool, a size, a node; "" for all."""

@@ -238,7 +238,9 @@ class QueuedCall:
     each start of the call to its next token (`agentrt.scheduler.core`).
     """
     gave_way_to: str = ""
-    """The id of the program for whose call this call was last preempted."""
+    """The id of the program for whose call this call was last preempted; "" if no call got its
+    slot, and after this call has started again.
+    """
 
     # -- counts ----------------------------------------------------------------------------
     preemptions: int = 0
@@ -267,7 +269,7 @@ class QueuedCall:
     loaded_tokens: int = 0
     """The tokens that were loaded in place of being computed, before the starts of the call."""
     unused_loaded_tokens: int = 0
-    """The tokens of loads that failed, or after which the call ended without starting."""
+    """The tokens of loads that failed, or since which the call ended without starting."""
     adds: int = 0
     """The tokens that the call adds to its program's context (admission ``memory``)."""
     holds: int = 0

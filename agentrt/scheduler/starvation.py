@@ -48,7 +48,9 @@ class Starvation(Promoter):
         self._promoted: set[QueuedCall] = set()
         self._debts: dict[QueuedCall, _Debt] = {}
         self._watched: dict[EngineProgram, PriorityQueue[QueuedCall]] = {}
-        """For each program: its waiting calls that are not in Q_1, sorted by ``born``."""
+        """For each program: its waiting calls that are not in Q_1 or are stuck, sorted by
+        ``born``.
+        """
         self._programs: PriorityQueue[EngineProgram] = PriorityQueue()
 
     def waits(self, call: QueuedCall) -> None:

@@ -427,9 +427,10 @@ class WorkingSet(Admission):
 
         If the program were admitted, it would evict the resident's blocks, and the resident would
         evict the program's blocks after its tool. The program waits in this way only once, and at
-        most for the time that computing its prompt takes. It waits only for a tool that is known to
-        run and is expected to end within that time. No program waits before this time can be
-        estimated from several steps: the first step of an engine may take a minute.
+        most for the time that computing the new parts of its prompts takes. It waits only for a
+        tool that is known to run and is expected to end within that time. No program waits before
+        this time can be estimated from several steps: the first step of an engine may take a
+        minute.
         """
         if not self.learned.costs.compared:
             return None

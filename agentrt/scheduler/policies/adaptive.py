@@ -227,7 +227,8 @@ class AgeingShare(Promoter):
     arrives later, the oldest programs whose calls may run get at least the share. The share is a
     token bucket of slot-seconds. The bucket fills at ``lane * slots`` per second, and the service
     of promoted calls is taken out of it. So a share of less than one slot works, too. A call keeps
-    its promotion until it ends, unless the engine takes the call and cannot start it.
+    its promotion until it ends, unless the engine takes the call and cannot start it. At most as
+    many calls are promoted at the same time as the share has slots, rounded up.
 
     The bucket holds at most two quanta of Q_1, times the slots of the share (at least one slot).
     """
