@@ -20,7 +20,13 @@ from agentrt.lab.commands.options import ManyCommand, many
 from benchmarks.results import ROOT, SOURCES, VALUES, Data
 
 DATA = Path("docs/results/data")
-PAGES = ("README.md", "docs/refute.md", "docs/benchmarks.md", "docs/results/*.md")
+PAGES = (
+    "README.md",
+    "docs/policies.md",
+    "docs/refute.md",
+    "docs/benchmarks.md",
+    "docs/results/*.md",
+)
 _PLACE = re.compile(r"<!--(?P<name>[\w.-]+)-->(?P<text>.*?)<!--/-->", re.DOTALL)
 _MARK = re.compile(r"<!--(?:/|[\w.-]+)-->")
 _FIRST_ON_LINE = re.compile(r"^ {0,3}<!--[\w.-]+-->(?!\n)", re.MULTILINE)

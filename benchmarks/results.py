@@ -34,6 +34,15 @@ ROOT = Path(__file__).resolve().parents[1]
 _LONGEST_S = 3600
 _SEEDS = range(5000, 5005)
 _HELD_OUT_FIGURES = ("ms_per_token", "mean_jct_s", "p99_jct_s", "recomputed")
+_SMALL_CACHE = {
+    "chat": "chats",
+    "assistant": "chats with system prompts",
+    "bfcl": "ReAct agents",
+    "coding": "coding agents",
+    "lats": "tree search",
+    "deep": "a lead agent with sub-agents",
+}
+"""The workloads in the table for users (docs/policies.md), with their names there."""
 _MIX_FIGURES = ("mean", "p99", "known")
 _HELD_OUT = [name for name in ALL_WORKS if name != RECORDED]
 
@@ -234,6 +243,30 @@ def _held_out_table(results: Results) -> str:
     return _block(markdown(head, rows))
 
 
+def _small_cache_table(results: Results) -> str:
+    """Return a table with the latency per token of the workloads in `_SMALL_CACHE`."""
+    ratios = _held_out_ratios(results, "ms_per_token")
+    row = tuple(f"{ratios[name]:.2f}" for name in _SMALL_CACHE)
+    return _block(markdown(tuple(_SMALL_CACHE.values()), [row]))
+
+
+def _small_cache_range(figure: str) -> Callable[[Results], str]:
+    """Return the least and the greatest ratio to stock over the workloads in `_SMALL_CACHE`."""
+
+    def spread(results: Results) -> str:
+        ratios = _held_out_ratios(results, figure)
+        of_these = [ratios[name] for name in _SMALL_CACHE]
+        return f"{min(of_these):.2f} to {max(of_these):.2f}"
+
+    return spread
+
+
+def _held_out_ratios(results: Results, figure: str) -> dict[str, float]:
+    """Return, for each workload, the median over the seeds of a figure divided by stock's."""
+    cells = [cell for each in results for cell in each["cells"]]
+    return {cell["workload"]: median(cell["to_stock"]["default"][figure]) for cell in cells}
+
+
 def _first_runs_table(results: Results) -> str:
     """Return a table with mixes of unlike programs in the left half, and mixes of programs that are
     alike in the right half.
@@ -378,6 +411,9 @@ VALUES: Mapping[str, tuple[str, Callable[[Results], str] | None]] = {
     "front-functions-tokens": ("front", _front("streams", "called_to_stock")),
     "front-table": ("front", _front_table),
     "held-out-table": ("held-out", _held_out_table),
+    "small-cache-table": ("held-out", _small_cache_table),
+    "small-cache-mean": ("held-out", _small_cache_range("mean_jct_s")),
+    "small-cache-p99": ("held-out", _small_cache_range("p99_jct_s")),
     "first-runs-table": ("first-runs", _first_runs_table),
     "first-runs-unlike": ("first-runs", _over_mixes(UNLIKE)),
     "first-runs-alike": ("first-runs", _over_mixes(ALIKE)),
