@@ -13,6 +13,7 @@ from vllm.lora.request import LoRARequest
 from vllm.sampling_params import StructuredOutputsParams
 from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.outputs import KVConnectorOutput
+from vllm.v1.request import RequestStatus
 
 from agentrt.executors.vllm.engine_core.scheduler import ProgramScheduler
 from agentrt.lab.engine.headless import BLOCK_SIZE, HeadlessEngine, make_request, make_scheduler
@@ -554,6 +555,24 @@ def test_two_calls_whose_adapters_do_not_fit_both_get_their_turn(settings: dict[
         if "second" in ended:
             return
     raise AssertionError(f"the second call waited while {len(ended)} others ran")
+
+
+def test_a_call_that_has_loaded_starts_before_one_that_starves_if_nothing_runs() -> None:
+    """The starving call may wait for its blocks, or be behind a call that does."""
+    made = engine({"policy": "adaptive"}, slots=8)
+    with_adapter(made, "a", 1, prompt(1, 30), 2000)
+    made.step()
+    with_adapter(made, "kept out", 2, prompt(2, 30), 4)
+    queue, places = made.scheduler.core.queue, made.scheduler._adapters
+    for _ in range(200):
+        if queue.starving is not None:
+            break
+        made.step()
+    loaded = with_adapter(made, "loaded", 1, prompt(3, 30), 4)
+    made.scheduler.finish_requests("a", RequestStatus.FINISHED_ABORTED)
+    assert not places.fit(loaded)
+    assert made.scheduler.kv_cache_manager.allocate_slots(loaded, BLOCK_SIZE) is not None
+    assert places.fit(loaded)
 
 
 def test_calls_with_an_adapter_that_was_there_before_go_on() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from agentrt.executors.vllm._compat.pool import holds_blocks
 from agentrt.executors.vllm._compat.requests import Request
 from agentrt.executors.vllm._compat.scheduling import AsyncScheduler, adapter_of, max_adapters
 from agentrt.scheduler.core import SchedulerCore
@@ -16,7 +17,8 @@ class AdapterPlaces:
     that have waited for longer. Otherwise a stream of calls with the running adapters would keep
     the call waiting for ever, as in vLLM's own scheduler. An adapter that has been running since
     before the starving call came still fits for all calls, because the running calls that use it
-    hold its place anyway.
+    hold its place anyway. If nothing runs, a call that holds KV-cache blocks may start: the
+    starving call may wait for these blocks, or be behind a call that waits for them.
     """
 
     def __init__(self, scheduler: AsyncScheduler, core: SchedulerCore) -> None:
@@ -56,6 +58,8 @@ class AdapterPlaces:
             return False
         starving = self._core.queue.starving
         if starving is None or adapter == adapter_of(starving.item):
+            return True
+        if not self._scheduler.running and holds_blocks(self._scheduler, request):
             return True
         since, came_at = self._core.calls[request.request_id].since or 0.0, starving.since or 0.0
         return since <= came_at or running.get(adapter, came_at) < came_at
