@@ -379,10 +379,10 @@ def test_a_program_is_admitted_after_waiting_for_the_target() -> None:
 # -- who comes in without room ---------------------------------------------------------
 
 
-def branching(engine: Counted, *, branches: bool = True) -> None:
-    """Programs of type u have branches, or not."""
+def branching(engine: Counted, *, branches: bool = True, type: str = "u") -> None:
+    """Programs of this type have branches, or not."""
     for _ in range(4):
-        engine.learned.usual(("default", "u")).beside.add(branches)
+        engine.learned.usual(("default", type)).beside.add(branches)
 
 
 @pytest.mark.parametrize(
@@ -407,6 +407,23 @@ def test_no_program_is_kept_out_while_all_programs_branch() -> None:
         engine.wants(name, 60, "u")
     engine.let_in(8)
     assert engine.inside() == {"a", "b", "c"}
+
+
+def test_the_types_of_a_few_programs_only_are_looked_at() -> None:
+    engine = Counted(slots=100)
+    for number in range(65):
+        branching(engine, type=f"u{number}")
+        engine.wants(f"p{number}", 1, f"u{number}")
+    engine.let_in(99)
+    assert len(engine.inside()) == 65
+    engine.wants("large", 60, "u1")
+    engine.let_in(99)
+    assert "large" not in engine.inside()
+    engine.end(next(iter(engine.core.calls)))
+    engine.end_program("p0")
+    engine.wants("other", 60, "u2")
+    engine.let_in(99)
+    assert {"large", "other"} <= engine.inside()
 
 
 def test_programs_that_branch_need_room_beside_a_chain_until_the_chain_ends() -> None:

@@ -29,10 +29,10 @@ _FILLED = 0.5
 admitted even if it does not fit into the cache.
 """
 _CONSIDERED = 64
-"""The limit of two searches among absent residents (`WorkingSet`). For a free slot that a program
-could use, the search ends after this many absent residents whose contexts are worth more than the
-slot. For a tool for which an idle engine could wait, the search considers at most this many absent
-residents.
+"""The limit of three searches (`WorkingSet`). For a free slot that a program could use, the search
+ends after this many absent residents whose contexts are worth more than the slot. For a tool for
+which an idle engine could wait, the search considers at most this many absent residents. If there
+are programs of more types than this, nothing asks whether all of them branch.
 """
 _TURN = 8.0
 """Between two of its calls, a resident is expelled for another program only after the resident has
@@ -340,11 +340,13 @@ class WorkingSet(Admission):
     @property
     def _all_branch(self) -> bool:
         """Whether all residents, and all programs that wait for admission, are of types that
-        branch. Then no program is kept out.
+        branch. Then no program is kept out. False for more than `_CONSIDERED` types.
 
         Most branches end soon, so what another program evicts would rarely have been used again.
         Only the order of the calls matters. If there is a chain, its context is worth protecting.
         """
+        if len(self._kinds) > _CONSIDERED:
+            return False
         usual = self.learned.usual
         return all(usual(kind).branches for kind in self._kinds)
 
