@@ -470,3 +470,24 @@ def test_a_chain_precedes_calls_behind_it_of_programs_that_were_admitted_without
     engine.wants("c", 10, "u")
     engine.let_in(2)
     assert "chain" in engine.inside()
+
+
+def test_a_program_that_gave_up_room_needs_it_again_after_it_was_expelled() -> None:
+    """Its claim for a free slot was 0 blocks, by which the gain of the slot was divided."""
+    engine = Counted(slots=2)
+    branching(engine)
+    for name, blocks in (("b", 20), ("c", 40)):
+        engine.wants(name, blocks, "u")
+        engine.wants(name, blocks, "u")
+    engine.step()
+    engine.wants("chain", 10)
+    engine.wants("c", 10, "u")
+    engine.let_in(2)
+    row = engine.table.get("c")
+    assert row is not None
+    gave_up = row.ceded
+    claim = row.claim
+    engine.admission.expel(row)
+    assert gave_up
+    assert row.claim == claim + gave_up
+    engine.let_in(1)

@@ -617,9 +617,12 @@ class WorkingSet(Admission):
         super().expel(program)
         self._leave_kind(program.kind)
         self._branching.pop(program, None)
-        program.was_resident, program.ceded = True, 0
+        program.was_resident = True
         self._count(program)
         self.claimed -= program.claim
+        if program.ceded:  # to be admitted again, it needs what it gave up, too
+            program.ceded = 0
+            self._update_claim(program)
         if program.shared_tokens:
             sharers, blocks = self._sharers.pop(program.kind)
             if sharers > 1:
