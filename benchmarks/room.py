@@ -233,7 +233,9 @@ def first_and_known(load: Load, name: str) -> Figures:
 
 
 def times(outcomes: Sequence[Outcome]) -> dict[str, float]:
-    """Return the completion times of a run, by the names of `FIGURES`."""
+    """Return the mean, the P99 and the longest of the completion times of a run's programs, in
+    seconds, by the names of `FIGURES`.
+    """
     seconds = sorted(outcome.latency_s for outcome in outcomes)
     return {"mean": fmean(seconds), "p99": quantile(seconds, 0.99), "longest": seconds[-1]}
 

@@ -33,9 +33,11 @@ class WebPage:
         }
 
     def file(self, name: str, put: tuple[bytes, bytes] = (b"", b"")) -> Response:
-        """Return a file's response. Raises `HTTPException` 404 for an unknown file.
+        """Return a response with the content of a file. Raises `HTTPException` 404 for an unknown
+        file.
 
-        ``put`` is a pair of bytes: the first is replaced by the second in the file's content.
+        ``put`` are two byte strings: wherever the first occurs in the content, the response has the
+        second in its place. If the first is empty, the content stays as it is.
         """
         entry = self._files.get(name)
         if entry is None:

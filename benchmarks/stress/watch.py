@@ -388,7 +388,8 @@ class Watch:
         if live != set(calls):
             raise Violation(
                 "queues",
-                f"either vLLM or the scheduler's core does not have {sorted(live ^ set(calls))}",
+                "only one of vLLM and the scheduler's core has the calls "
+                f"{', '.join(sorted(live ^ set(calls)))}",
             )
         running = {request.request_id for request in scheduler.running}
         queued = 0

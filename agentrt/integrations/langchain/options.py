@@ -100,6 +100,7 @@ def by_own_names(options: Mapping[str, Any], known: Iterable[str]) -> dict[str, 
     """
     known = (*known,)
     named: dict[str, Any] = {}
+    names: dict[str, str] = {}  # the names under which the options were set
     for name, value in options.items():
         refused = REFUSED.get(ALIASES_REFUSED.get(name, name))
         if refused is None:
@@ -115,9 +116,10 @@ def by_own_names(options: Mapping[str, Any], known: Iterable[str]) -> dict[str, 
                 )
             if own in named and named[own] != value:
                 raise ConfigError(
-                    f"{name} and {own} are the same option, but have different values; set one"
+                    f"{name} and {names[own]} are the same option, but have different values; set "
+                    "one"
                 )
-            named[own] = value
+            named[own], names[own] = value, name
         elif value not in (None, False):
             raise ConfigError(f"ChatAgentRT does not support {name}: {refused}")
     return named

@@ -66,7 +66,8 @@ def _past_of(
     """Return the rows for the fork ``name``: the rows of all nodes that had ended when node ``at``
     began, and of the nodes that get new ``answers``. The fork runs all other nodes again.
 
-    The time of day is ``shift`` seconds ahead of the journal's clock.
+    Times in ``old`` are times of day, and times in the rows are times of the journal's clock.
+    ``shift`` is the number of seconds by which the time of day is ahead of that clock.
     """
     begun, rows = old.nodes[at].start.started, list[Change]()
     kept = {
