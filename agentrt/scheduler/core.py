@@ -440,6 +440,8 @@ class SchedulerCore:
         promoted.
         """
         call.stuck = True
+        if not deferred:
+            self.queue.no_longer_starves(call)
         if call.promoted:
             self.promoter.left(call)
             call.promoted = False

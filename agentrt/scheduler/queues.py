@@ -52,8 +52,9 @@ class CallQueue:
 
     @property
     def starving(self) -> QueuedCall | None:
-        """A call that would be promoted if its LoRA adapter fitted, until it starts; None if there
-        is no such call. If several calls starve, the calls take turns, in the order in which they
+        """A call that would be promoted if its LoRA adapter fitted, until it starts, or has had its
+        turn and could not start for another reason; None if there is no such call. If several calls
+        starve, the calls take turns, in the order in which they
         would have been promoted.
         """
         if self._starving is not None and not self._starving.queued:
@@ -69,6 +70,13 @@ class CallQueue:
             self._starving = call
         elif call is not self._starving:
             self._starving_later[call] = None
+
+    def no_longer_starves(self, call: QueuedCall) -> None:
+        """Note that a call no longer waits for its LoRA adapter: it has ended, or it could not
+        start for another reason, although its adapter fitted.
+        """
+        if call is self._starving:
+            self._starving = None
 
     def head(self) -> QueuedCall | None:
         """Return the call that should run next, or None."""
@@ -184,8 +192,7 @@ class CallQueue:
         """Remove a call that has ended, and all references to it."""
         self.discard(call)
         self.outdated.pop(call.call_id, None)
-        if call is self._starving:
-            self._starving = None
+        self.no_longer_starves(call)
 
     def release(self, ready: Callable[[QueuedCall], bool]) -> list[QueuedCall]:
         """Put the deferred calls for which ``ready`` is true into the queue by their priority, and

@@ -215,3 +215,20 @@ def test_a_call_that_starved_leaves_no_reference_after_its_end() -> None:
     harness.core.handle(CallStarted(call, 1.0))
     harness.core.handle(CallFinished(call, 2.0))
     assert all(value is not call for value in vars(queue).values())
+
+
+@pytest.mark.parametrize("deferred", [True, False])
+def test_a_call_starves_no_more_after_its_turn_if_it_waits_for_something_else(
+    deferred: bool,
+) -> None:
+    """A deferred call still waits for its adapter."""
+    harness = Harness()
+    call = harness.arrive("one", "a")
+    queue = harness.core.queue
+    queue.discard(call)
+    queue.put(call, deferred=True)
+    queue.starves(call)
+    queue.release(lambda call: True)
+    assert queue.take() is call
+    harness.core.put_back(call, 1.0, deferred=deferred)
+    assert (queue.starving is call) is deferred

@@ -575,6 +575,34 @@ def test_a_call_that_has_loaded_starts_before_one_that_starves_if_nothing_runs()
     assert places.fit(loaded)
 
 
+def starving(made: HeadlessEngine, name: str) -> None:
+    """Step until the call starves for its adapter."""
+    for _ in range(400):
+        call = made.scheduler.core.queue.starving
+        if call is not None:
+            assert call.call_id == name
+            return
+        made.step()
+    raise AssertionError(f"{name} never starved")
+
+
+@pytest.mark.parametrize("settings", [DEFAULTS, {"policy": "adaptive"}, {"policy": "plas"}])
+def test_a_pause_that_waits_ends_although_a_call_starves_for_its_adapter(
+    settings: dict[str, Any],
+) -> None:
+    """The starving call may not run then, so that it closes no adapter for a preempted call."""
+    made = engine({"beta": 0.5, **settings}, slots=8)
+    with_adapter(made, "a", 1, prompt(1, 30), 300)
+    made.step()
+    with_adapter(made, "kept out", 2, prompt(2, 30), 4)
+    starving(made, "kept out")
+    made.scheduler.reset_prefix_cache(reset_running_requests=True)
+    made.scheduler.set_pause_state(PauseState.PAUSED_NEW)
+    assert [name for _ in range(400) for name in made.step().finished] == ["a"]
+    made.scheduler.set_pause_state(PauseState.UNPAUSED)
+    assert [name for _ in range(40) for name in made.step().finished] == ["kept out"]
+
+
 def test_calls_with_an_adapter_that_was_there_before_go_on() -> None:
     """One of its calls is long. To keep others out would not let the waiting adapter in sooner."""
     made = engine(DEFAULTS, slots=8)

@@ -6,7 +6,12 @@ from collections.abc import Mapping
 
 from agentrt.executors.vllm._compat.pool import holds_blocks
 from agentrt.executors.vllm._compat.requests import Request
-from agentrt.executors.vllm._compat.scheduling import AsyncScheduler, adapter_of, max_adapters
+from agentrt.executors.vllm._compat.scheduling import (
+    AsyncScheduler,
+    adapter_of,
+    max_adapters,
+    paused,
+)
 from agentrt.scheduler.core import SchedulerCore
 
 
@@ -18,16 +23,18 @@ class AdapterPlaces:
     the call waiting for ever, as in vLLM's own scheduler. An adapter that has been running since
     before the starving call came still fits for all calls, because the running calls that use it
     hold its place anyway. If nothing runs, a call that holds KV-cache blocks may start: the
-    starving call may wait for these blocks, or be behind a call that waits for them.
+    starving call may wait for these blocks, or be behind a call that waits for them. While the
+    engine is paused, adapters are closed for no call: only calls that have begun may run then.
     """
 
     def __init__(self, scheduler: AsyncScheduler, core: SchedulerCore) -> None:
         self._scheduler, self._core = scheduler, core
         self._at_begin: Mapping[int, float] | None = None
+        self._paused = False
 
     def new_step(self) -> None:
         """Note that a step begins."""
-        self._at_begin = None
+        self._at_begin, self._paused = None, paused(self._scheduler)
 
     def fit(self, request: Request) -> bool:
         """Return whether a waiting request's adapter fits next to those of running requests."""
@@ -58,6 +65,8 @@ class AdapterPlaces:
             return False
         starving = self._core.queue.starving
         if starving is None or adapter == adapter_of(starving.item):
+            return True
+        if self._paused:
             return True
         if not self._scheduler.running and holds_blocks(self._scheduler, request):
             return True
