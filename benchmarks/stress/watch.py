@@ -113,6 +113,8 @@ class Watch:
         self._reached: dict[str, int] = {}
         self._owed: deque[int] = deque()
         self._idle_s: dict[str, float] = {}
+        self._could_run: frozenset[str] = frozenset()
+        """The calls that could run when nothing ran last."""
         self._before: _Before | None = None
         self._free_at_start = engine.scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
         engine.watch = self._scheduled
@@ -337,12 +339,15 @@ class Watch:
 
     def idled(self, seconds: float) -> None:
         """Check that no call that could run waits too long, after ``seconds`` in which nothing ran
-        although the engine was not paused.
+        although the engine was not paused. The seconds count for a call that could run at their
+        begin and at their end: a connector may have held the blocks in between.
         """
         plan, scheduler = self.engine.plan, self.scheduler
+        before, self._could_run = self._could_run, frozenset()
         if scheduler.num_waiting_for_streaming_input >= plan.places:
             return
         startable = self._startable()
+        self._could_run = frozenset(request.request_id for request in startable)
         self.figures.idle_s += seconds if startable else 0.0
         if not self._checks:
             return
@@ -351,6 +356,8 @@ class Watch:
             prompts_s[self._program[request.request_id]] += plan.alone_s(request.num_tokens, 0)
         for request in startable:
             name = request.request_id
+            if name not in before:
+                continue
             idle_s = self._idle_s[name] = self._idle_s.get(name, 0.0) + seconds
             limit_s = PROMPTS * prompts_s[self._program[name]] + SLACK_S
             if idle_s > limit_s:
