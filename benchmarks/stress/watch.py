@@ -344,7 +344,7 @@ class Watch:
         """
         plan, scheduler = self.engine.plan, self.scheduler
         before, self._could_run = self._could_run, frozenset()
-        if scheduler.num_waiting_for_streaming_input >= plan.places:
+        if scheduler.num_waiting_for_streaming_input >= plan.places or self._loads():
             return
         startable = self._startable()
         self._could_run = frozenset(request.request_id for request in startable)
@@ -367,6 +367,13 @@ class Watch:
                     f"{state}"
                 )
                 raise Violation("idle", detail, name)
+
+    def _loads(self) -> bool:
+        """Return whether a call loads KV cache, and has loaded for a shorter time than computing
+        the same tokens takes. By design, an engine is not idle then.
+        """
+        loading = () if self.core is None else self.core.loading
+        return any(self.engine.now < call.load_due for call in loading)
 
     def _count_idle_slots(self, output: Any) -> None:
         scheduler, figures = self.scheduler, self.figures

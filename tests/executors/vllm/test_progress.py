@@ -603,6 +603,22 @@ def test_a_pause_that_waits_ends_although_a_call_starves_for_its_adapter(
     assert [name for _ in range(40) for name in made.step().finished] == ["kept out"]
 
 
+def test_no_call_is_preempted_for_one_whose_adapter_it_holds_open() -> None:
+    """The adapter is open only because the running call used it before another call starved."""
+    made = engine({"policy": "adaptive", "min_residency_steps": 0}, slots=8)
+    with_adapter(made, "a", 1, prompt(1, 30), 2000)
+    made.step()
+    with_adapter(made, "kept out", 2, prompt(2, 30), 4)
+    starving(made, "kept out")
+    core, view = made.scheduler.core, made.scheduler._view
+    for name, number in (("same", 1), ("starves", 2)):
+        request = with_adapter(made, name, number, prompt(3, 30), 4)
+        assert made.scheduler._adapters.fit(request) is (name == "same")
+        assert not view.can_start(core.calls[name])
+    made.add("plain", prompt(4, 30), 4, program("plain"))
+    assert view.can_start(core.calls["plain"])
+
+
 def test_calls_with_an_adapter_that_was_there_before_go_on() -> None:
     """One of its calls is long. To keep others out would not let the waiting adapter in sooner."""
     made = engine(DEFAULTS, slots=8)

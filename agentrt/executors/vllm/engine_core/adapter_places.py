@@ -40,6 +40,16 @@ class AdapterPlaces:
         """Return whether a waiting request's adapter fits next to those of running requests."""
         return adapter_of(request) is None or self._fits(request, self._running())
 
+    def justifies_preemption(self, request: Request) -> bool:
+        """Return whether a running call may be preempted for a waiting request: its adapter fits,
+        and is not open only because of the running calls that use it, one of which may be the call
+        that is preempted.
+        """
+        starving, adapter = self._core.queue.starving, adapter_of(request)
+        if adapter is not None and starving is not None and adapter != adapter_of(starving.item):
+            return False
+        return self.fit(request)
+
     def fitted(self, request: Request) -> bool:
         """Return whether a waiting request's adapter fitted when the step began. All calls of this
         method in a step look at the running requests only once.

@@ -498,7 +498,7 @@ class _EngineView:
         return blocks_needed(self._scheduler, call.item, free)
 
     def can_start(self, call: QueuedCall) -> bool:
-        return self._scheduler._adapters.fit(call.item)
+        return self._scheduler._adapters.justifies_preemption(call.item)
 
     def may_preempt(self, call: QueuedCall) -> bool:
         left = tokens_left(call.item)
