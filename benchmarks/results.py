@@ -43,6 +43,10 @@ _SMALL_CACHE = {
     "deep": "a lead agent with sub-agents",
 }
 """The workloads in the table for users (docs/policies.md), with their names there."""
+_OFFLOAD = "stock+offload", "default", "default+offload"
+_OFFLOAD_FIGURES = ("ms_per_token", "mean_jct_s", "p99_jct_s")
+_EQUAL = 1.01
+"""Two figures are called equal if the greater one is at most this many times the other."""
 _MIX_FIGURES = ("mean", "p99", "known")
 _HELD_OUT = [name for name in ALL_WORKS if name != RECORDED]
 
@@ -91,6 +95,14 @@ SOURCES: Mapping[str, Source] = {
     "held-out": Source(
         [
             f"python -m benchmarks memory --held-out --workload {name} --caps 0 --json"
+            for name in _HELD_OUT
+        ],
+        without=["by_seed", "stock"],
+    ),
+    "offload": Source(
+        [
+            f"python -m benchmarks memory --workload {name} --seeds 5 --seed 7300 --caps 0 "
+            "--policy default,stock+offload,default+offload --json"
             for name in _HELD_OUT
         ],
         without=["by_seed", "stock"],
@@ -267,6 +279,46 @@ def _held_out_ratios(results: Results, figure: str) -> dict[str, float]:
     return {cell["workload"]: median(cell["to_stock"]["default"][figure]) for cell in cells}
 
 
+def _offload_table(results: Results) -> str:
+    """Return a table with three figures of each workload, divided by stock's, under the contenders
+    in `_OFFLOAD`.
+    """
+    rows = [
+        (f"`{name}`", *(" / ".join(f"{figure:.2f}" for figure in cell[who]) for who in _OFFLOAD))
+        for name, cell in _offload_cells(results).items()
+    ]
+    return _block(markdown(("s/token / mean / P99", *_OFFLOAD), rows))
+
+
+def _offload_cells(results: Results) -> dict[str, dict[str, list[float]]]:
+    """Return, for each workload and contender, the medians over the seeds of `_OFFLOAD_FIGURES`,
+    each divided by stock's.
+    """
+    cells = [cell for each in results for cell in each["cells"]]
+    return {
+        cell["workload"]: {
+            who: [median(cell["to_stock"][who][figure]) for figure in _OFFLOAD_FIGURES]
+            for who in _OFFLOAD
+        }
+        for cell in cells
+    }
+
+
+def _offload_goal(figure: int) -> Callable[[Results], str]:
+    """Return in how many workloads a figure of ``default+offload`` is at most the smaller of those
+    of the other two contenders; `_EQUAL` counts as equal.
+    """
+
+    def reached(results: Results) -> str:
+        cells = _offload_cells(results).values()
+        better = [min(cell[who][figure] for who in _OFFLOAD[:2]) for cell in cells]
+        ours = [cell[_OFFLOAD[2]][figure] for cell in cells]
+        count = sum(mine <= _EQUAL * best for mine, best in zip(ours, better, strict=True))
+        return f"{count} of {len(ours)}"
+
+    return reached
+
+
 def _first_runs_table(results: Results) -> str:
     """Return a table with mixes of unlike programs in the left half, and mixes of programs that are
     alike in the right half.
@@ -414,6 +466,9 @@ VALUES: Mapping[str, tuple[str, Callable[[Results], str] | None]] = {
     "small-cache-table": ("held-out", _small_cache_table),
     "small-cache-mean": ("held-out", _small_cache_range("mean_jct_s")),
     "small-cache-p99": ("held-out", _small_cache_range("p99_jct_s")),
+    "offload-table": ("offload", _offload_table),
+    "offload-mean": ("offload", _offload_goal(1)),
+    "offload-p99": ("offload", _offload_goal(2)),
     "first-runs-table": ("first-runs", _first_runs_table),
     "first-runs-unlike": ("first-runs", _over_mixes(UNLIKE)),
     "first-runs-alike": ("first-runs", _over_mixes(ALIKE)),
