@@ -10,7 +10,6 @@ import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass
-from functools import partial
 from signal import SIGTERM
 from typing import Any
 
@@ -62,7 +61,6 @@ from agentrt.errors import (
 from agentrt.executors.base import Executor
 from agentrt.executors.vllm.options import EngineOptions
 from agentrt.interrupts.questions import no_human
-from agentrt.journal.store import SQLiteStore
 from agentrt.runtime import Runtime
 from agentrt.serving.questions.server_questions import ServerQuestions
 
@@ -208,7 +206,7 @@ def _journal(options: Mapping[str, Any]) -> JournalPlan:
         assert plan is not None, named
         return plan
     path = journal_beside(options["out"])
-    return JournalPlan(partial(SQLiteStore, path), journal_options(options))
+    return JournalPlan.of_file(path, journal_options(options))
 
 
 def _scores(target: str, named: Sequence[str]) -> list[Score]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import closing
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -122,7 +121,7 @@ def _planned(
     durable = Durable(id=row.id, draws_as=base_of(row.id))
     start = Start(code, loads(input_json), row.session, {"tenant": row.tenant}, durable)
     reruns = (options["on_divergence"] or ("rerun" if sets else "fail")) == "rerun"
-    plan = JournalPlan(partial(SQLiteStore, path), JournalOptions(reruns=reruns))
+    plan = JournalPlan.of_file(path, JournalOptions(reruns=reruns))
     return Plan([start], options["answers"]), plan
 
 

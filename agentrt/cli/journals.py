@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from agentrt.cli.plan import Start
 from agentrt.errors import JournalError, UsageError
@@ -27,10 +27,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class JournalPlan:
-    """How to open a journal: a function that opens its store, and its options."""
+    """How to open a journal: a function that opens its store, and its options. ``place`` is the
+    absolute path of its file, or the address of its database without the password.
+    """
 
     opened: Callable[[], Store]
     options: JournalOptions
+    place: str
+
+    @classmethod
+    def of_file(cls, path: Path, options: JournalOptions) -> Self:
+        """Return the plan of a journal in a file."""
+        return cls(partial(SQLiteStore, path), options, str(path.absolute()))
 
 
 def read_journal(options: Mapping[str, Any]) -> JournalPlan | None:
@@ -41,7 +49,7 @@ def read_journal(options: Mapping[str, Any]) -> JournalPlan | None:
     path: Path | None = options["journal"]
     kept = journal_options(options)
     if path is not None:
-        return JournalPlan(partial(SQLiteStore, path), kept)
+        return JournalPlan.of_file(path, kept)
     if kept != JournalOptions():
         raise UsageError(
             "--journal-content, --journal-keep, --on-divergence and --on-unrecordable need a "
@@ -64,11 +72,12 @@ def server_journal(options: Mapping[str, Any], served: Iterable[Served]) -> Jour
     kept = journal_options(options, drops=True)
     address = Address.parse(options["database"])
     if file is not None:
-        return JournalPlan(partial(SQLiteStore, Path(file)), kept)
-    if address.file is not None:
+        path = Path(file)
+    elif address.file is not None:
         path = address.file.with_name(f"{address.file.stem}.journal{address.file.suffix}")
-        return JournalPlan(partial(SQLiteStore, path), kept)
-    return JournalPlan(partial(postgres_journal, address), kept)
+    else:
+        return JournalPlan(partial(postgres_journal, address), kept, str(address))
+    return JournalPlan.of_file(path, kept)
 
 
 def postgres_journal(address: Address, *, makes: bool = True) -> Store:

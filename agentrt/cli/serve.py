@@ -189,7 +189,8 @@ _server, _tenants, _events = Options("Server"), Options("Tenants"), Options("Eve
 @Options("Journal").text(
     "--journal",
     "FILE|off",
-    "File that records each call, tool and answer of programs; off: no journal. After a restart of "
+    "File that records each call, tool and answer of @program functions (not of graphs, which have "
+    "checkpoints); off: no journal. After a restart of "
     "the server, programs resume if --on started them, or if their client did not wait for them.  "
     "[default: a file next to the database, or the database itself if that is PostgreSQL]",
     type=FileText(),

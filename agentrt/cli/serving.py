@@ -245,13 +245,15 @@ class Serving:
             await asyncio.wait(tasks)
 
     def _announce(self, server: Server, fronts: Sequence[Front]) -> None:
-        """Print the models, the place of the database, and the addresses of the server, which is
-        ready.
+        """Print the models, the places of the database and the journal, and the addresses of the
+        server, which is ready.
         """
         url, page = self.listener.url, self.listener.browser_url
         for front in fronts:
             say(f"model {front.names[0]}: {front.args.family}")
         say(f"threads, runs and answers are stored in {_place_of(server.database)}")
+        if (journal := self.job.journal) is not None:
+            say(f"calls, tools and answers of programs are recorded in {journal.place}")
         names = ", ".join([*server.models, *server.served])
         api = f"OpenAI API: {url}/v1" if server.models else "no model, so no OpenAI API"
         say(f"ready: serving {names} at {url} ({api})")

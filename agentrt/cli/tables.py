@@ -22,7 +22,7 @@ from agentrt.cli.live import STYLES
 from agentrt.cli.streams import counted
 from agentrt.graph import ExecutionDAG, Node, NodeKind
 from agentrt.journal.analysis.rendering import short
-from agentrt.runtime.run import Run, RunReport
+from agentrt.runtime.run import Run, RunReport, RunState
 
 _EACH = 8
 """Up to this number of programs, each program has a row. If there are more, only the slowest have
@@ -59,7 +59,11 @@ def print_report(outcome: CommandOutcome, console: Console) -> None:
             f"{counted(count, 'call')} came from outside every program, for example from a thread "
             "pool of the user's, so no program counts them"
         )
-    elif "langgraph.pregel" in sys.modules and not any(report.calls for report in reports):
+    elif (
+        "langgraph.pregel" in sys.modules
+        and not any(report.calls for report in reports)
+        and any(run.state is RunState.DONE for run in outcome.runs)
+    ):
         console.print(
             "no call reached this engine: models such as ChatOpenAI(…) call another server; use "
             "ChatAgentRT() instead, or set their base_url to the address of an 'agentrt serve'"

@@ -110,6 +110,10 @@ class SQLiteStore(Store):
         application = self._execute("PRAGMA application_id")[0][0]
         version = self._execute("PRAGMA user_version")[0][0]
         if application != APPLICATION:
+            # A server keeps its journal next to its database.
+            beside = self._path.with_name(f"{self._path.stem}.journal{self._path.suffix}")
+            if beside.exists():
+                raise JournalError(f"{self.name} is not a journal; the journal is {beside}")
             raise JournalError(
                 f"journal {self.name} is a database of another program; name another file"
             )

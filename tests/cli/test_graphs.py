@@ -145,6 +145,10 @@ def test_a_graph_that_calls_no_engine_is_told_what_to_change(run_program: Run) -
     err = " ".join(run_program(source, "--input", '{"text": "x"}').err.split())
     assert "no call reached this engine" in err
     assert "use ChatAgentRT()" in err
+    broken = source.replace("return state", "raise ValueError('no tea')")
+    err = run_program(broken, "--input", '{"text": "x"}').err
+    assert "no tea" in err
+    assert "no call reached" not in err
 
 
 def test_tenant_and_size_hint_of_the_graphs_own_config(

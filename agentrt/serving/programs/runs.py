@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import logging
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
@@ -26,9 +27,11 @@ from agentrt.serving.programs.bodies import RunRequest
 from agentrt.serving.programs.left import LeftRun, durable_of
 from agentrt.serving.questions.server_questions import QuestionView
 from agentrt.serving.server import Server
+from agentrt.serving.submit.limits import SubmittedProgramError
 from agentrt.serving.tenants import BusyError
 from agentrt.steady import Alarm
 
+_LOG = logging.getLogger(__name__)
 _KEPT = 1000
 """Maximum number of ended runs whose results clients can still retrieve."""
 _KEPT_S = 3600.0
@@ -254,8 +257,13 @@ class ProgramRuns:
         served_run = self._runs.get(event.program_id)
         if served_run is None:
             return
-        if isinstance(event, RunEnded) and served_run.late is not None:
-            served_run.late.cancel()
+        if isinstance(event, RunEnded):
+            if served_run.late is not None:
+                served_run.late.cancel()
+            error = served_run.run.error
+            # The clients of submitted programs get the traceback in the response.
+            if error is not None and not isinstance(error, SubmittedProgramError):
+                _LOG.warning("run %s failed", event.program_id, exc_info=error)
         if served_run.watchers and isinstance(event, NodeStarted | NodeChanged | NodeEnded):
             # Copy the node, which may change before a watcher reads the event.
             event = replace(event, node=event.node.copy())

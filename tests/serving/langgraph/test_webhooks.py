@@ -122,12 +122,14 @@ async def test_an_end_is_told(client: LangGraphClient, listening: Listener) -> N
 
 
 async def test_a_failure_is_told_and_a_run_without_a_thread(
-    client: LangGraphClient, listening: Listener
+    client: LangGraphClient, listening: Listener, caplog: pytest.LogCaptureFixture
 ) -> None:
     await client.runs.wait(None, "fail", input=IN, webhook=listening.url, raise_error=False)
     _, body = await listening.next()
     assert body["status"] == "error"
     assert body["error"]["error"] == "ValueError"
+    assert f"run {body['run_id']} of thread {body['thread_id']} failed" in caplog.text
+    assert "Traceback (most recent call last)" in caplog.text
 
 
 async def test_a_run_whose_last_event_is_stored_at_the_second_try_is_told_once(

@@ -395,11 +395,13 @@ async def test_a_program_says_what_it_is() -> None:
             assert words in missing.json()["error"]["message"]
 
 
-async def test_a_program_that_fails_says_so() -> None:
+async def test_a_program_that_fails_says_so(caplog: pytest.LogCaptureFixture) -> None:
     async with open_server(served=SERVED) as local:
         run = (await local.client.post(RUNS, json={"input": []})).json()
         assert run["state"] == "failed"
         assert run["error"] == {"type": "ValueError", "message": "nothing to add"}
+        assert f"run {run['id']} failed" in caplog.text
+        assert "Traceback (most recent call last)" in caplog.text
         missing = await local.client.post(RUNS, json={})
         assert (missing.status_code, missing.json()["error"]["param"]) == (400, "input")
 

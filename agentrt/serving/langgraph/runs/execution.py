@@ -236,6 +236,8 @@ class Execution:
         """Store that the run ended with an error. ``state`` has the known part of the thread's
         state.
         """
+        run, thread = self._record.run_id, self._record.thread_id
+        _log.warning("run %s of thread %s failed", run, thread, exc_info=error)
         fault = error_json(error)
         if self._ignored:  # probably the cause
             fault = {**fault, "message": f"{fault['message']} ({self._ignored})"}
