@@ -11,6 +11,9 @@ from agentrt.scheduler.priority_queue import PriorityQueue
 from agentrt.scheduler.promotion import Priority, Promoter
 from agentrt.scheduler.records import DEFERRED, NOT_ADMITTED, UNQUEUED, WAITING, QueuedCall
 
+_QUEUED = (WAITING, NOT_ADMITTED, DEFERRED)
+"""The states of the calls in the queue."""
+
 
 class CallQueue:
     """A queue of waiting calls, ordered by priority; with equal priority, first come, first served.
@@ -190,9 +193,12 @@ class CallQueue:
 
     def remove(self, call: QueuedCall) -> None:
         """Remove a call that has ended, and all references to it."""
-        self.discard(call)
+        # Most calls run when they end. This runs for each call, so it calls few functions.
+        if call.state in _QUEUED:
+            self.discard(call)
         self.outdated.pop(call.call_id, None)
-        self.no_longer_starves(call)
+        if call is self._starving:
+            self._starving = None
 
     def release(self, ready: Callable[[QueuedCall], bool]) -> list[QueuedCall]:
         """Put the deferred calls for which ``ready`` is true into the queue by their priority, and

@@ -6,7 +6,9 @@ from __future__ import annotations
 
 import json
 import logging
+import traceback
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from fastapi.exceptions import RequestValidationError
@@ -28,6 +30,7 @@ from agentrt.errors import (
 )
 from agentrt.serving.tenants import BusyError
 
+_PACKAGE = str(Path(__file__).resolve().parents[1])
 _TYPES = {
     401: "authentication_error",
     403: "permission_error",
@@ -220,3 +223,16 @@ def _first(errors: Sequence[Any]) -> tuple[str | None, str]:
     else:
         message = f"{field}: {message[:1].lower()}{message[1:]}"
     return field or None, message[:_MOST_WORDS]
+
+
+def failure(error: BaseException) -> str:
+    """Return the type of a run's error and the place where it was raised, for the server's log.
+
+    The place is the last frame outside installed packages, if there is one. The message of the
+    error is left out: it may have the data of a tenant, and only the run's client gets it.
+    """
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if "site-packages" not in frame.filename]
+    own = [frame for frame in own if not frame.filename.startswith(_PACKAGE)] or own or frames
+    where = f" at {own[-1].filename}:{own[-1].lineno} in {own[-1].name}" if own else ""
+    return f"{type(error).__name__}{where}"

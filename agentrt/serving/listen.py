@@ -117,8 +117,6 @@ class Listener:
         logging.getLogger("uvicorn.error").addFilter(_is_a_fault)
         server = self._server = EmbeddedServer(config, self.ready)
         server.should_exit = self._is_stopped
-        # With the option, the port can be bound again at once after the server has stopped.
-        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             await server.serve(sockets=[self._socket])
         except OSError as error:
@@ -189,9 +187,7 @@ def _bind(host: str, port: int) -> socket.socket:
             if hasattr(socket, name):
                 bound.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
         bound.bind(address)
-        # Without the option, a second server fails now, and not after loading its engine. Clients
-        # are refused until the server is ready, and do not hang.
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
+        bound.listen(0)  # so that a second server fails now, and not after loading its engine
     except OSError as error:
         bound.close()
         raise _port_error(host, port, error) from error

@@ -219,7 +219,7 @@ def _group(leader: int) -> list[int]:
         (["run", "--programs", "0"], ["'--programs'", "x>=1"]),
         (["run", "--seeds", "0"], ["'--seeds'", "x>=1"]),
         (["run", "--step-ms", "0"], ["'--step-ms'", "x>0"]),
-        (["run", "--step-ms", "inf"], ["--step-ms inf"]),
+        (["run", "--step-ms", "inf"], ["--step-ms", "inf is not finite"]),
         (["run", "--policy", "lifo+hints"], ["unknown policy 'lifo+hints'"]),
         (["run", "--policy", "stock"], ["'stock' needs vLLM's scheduler", "atlas"]),
         (["run", "--policy", "atlas+offload"], ["'atlas+offload' needs vLLM's scheduler", "atlas"]),

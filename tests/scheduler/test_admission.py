@@ -16,6 +16,7 @@ from agentrt.scheduler.admission import Admission, Cap, Capacity, make_admission
 from agentrt.scheduler.admission.memory import OLDEST_EVERY, WorkingSet
 from agentrt.scheduler.events import CallFinished, StepFinished
 from agentrt.scheduler.learned import DOUBT, SCANNED, Learned
+from agentrt.scheduler.promotion import Priority
 from agentrt.scheduler.records import QueuedCall
 from tests.scheduler.admitting import BLOCK, KIND, Admitting, Counted, full, held
 
@@ -491,3 +492,22 @@ def test_a_program_that_gave_up_room_needs_it_again_after_it_was_expelled() -> N
     assert gave_up
     assert row.claim == claim + gave_up
     engine.let_in(1)
+
+
+def test_a_chain_precedes_programs_with_one_call_that_were_admitted_without_room() -> None:
+    """Programs of a type that branches often begin with a single call."""
+    engine = Counted(slots=2)
+    branching(engine)
+    for number in range(8):
+        engine.wants(f"p{number}", 20, "u")
+    engine.step()
+    assert len(engine.inside()) == 8
+    engine.wants("chain", 10)
+    engine.let_in(2)
+    assert "chain" not in engine.inside()
+    engine.wants("late", 20, "u")
+    for number in range(2, 8):  # their calls go behind the chain's
+        call = next(iter(engine.core.calls[f"p{number}/{number}"].program.queued.values()))
+        engine.core.queue.set_priority(call, Priority(call.level + 1))
+    engine.let_in(2)
+    assert "chain" in engine.inside()

@@ -210,10 +210,10 @@ class WorkingSet(Admission):
 
     def may_stay(self, call: QueuedCall) -> bool:
         program = call.program
-        if len(program.queued) > 1 or self._all_branch:
+        if len(program.queued) > 1:
             return True
         outgrown = self._busy > self.capacity.blocks and len(self.residents) > 1
-        return not (outgrown or self._gives_way(program, call))
+        return not (outgrown or self._gives_way(program, call)) or self._all_branch
 
     def _gives_way(self, program: EngineProgram, call: QueuedCall) -> bool:
         """Return whether a program is expelled between two of its calls, in favour of the first
@@ -308,14 +308,15 @@ class WorkingSet(Admission):
         None if it would not fit. If this program has several calls, room for ``rival`` is enough.
 
         Residents give up the room that they claim for waiting calls, if ``rival`` comes before one
-        of these calls. They do so only if one of the residents has made `MANY_CALLS` calls, or if
-        the residents claim more than the cache. Without this rule, a program that always has more
+        of these calls. Only residents of types that branch do so, and residents with several calls;
+        and only if one of the latter has made `MANY_CALLS` calls, or if the residents claim more
+        than the cache. Without this rule, a program that always has more
         calls than fit would keep all others out for as long as it lives. An example is a proxy that
         gives all its clients one program id. And a chain would wait for many programs that were
         admitted without room while all programs branched (`_all_branch`).
         """
-        fits_all = self.claimed <= self.capacity.blocks
-        if fits_all and all(each.finished_calls < MANY_CALLS for each in self._branching):
+        over = self.claimed > self.capacity.blocks
+        if not over and all(each.finished_calls < MANY_CALLS for each in self._branching):
             return None
         program = rival.program
         needs = self._needs(program)
@@ -323,7 +324,9 @@ class WorkingSet(Admission):
             needs = min(needs, self._blocks(rival.holds) + 1)
         short = self.claimed + needs - self.capacity.blocks
         ceding: list[EngineProgram] = []
-        for resident in self._branching:
+        for resident in self.residents if over else self._branching:
+            if resident not in self._branching and not self.learned.usual(resident.kind).branches:
+                continue
             calls = resident.queued.values()
             if any(call.state is WAITING and rival.key < call.key for call in calls):
                 ceding.append(resident)
@@ -379,7 +382,7 @@ class WorkingSet(Admission):
         """
         calls = [call for call in program.queued.values() if call.state is NOT_ADMITTED]
         slots = min(self.capacity.slots - running, len(calls))
-        needs = self._needs(program)
+        needs = max(self._needs(program), 1)  # a program that gave up its room needs 0
         if slots <= 0 or self._busy + needs - program.growth > self.capacity.blocks:
             return Keep()
         costs = self.learned.costs

@@ -22,7 +22,7 @@ from agentrt.program import Program
 from agentrt.runtime.durable import Durable
 from agentrt.runtime.events import Event, NodeChanged, NodeEnded, NodeStarted, RunEnded
 from agentrt.runtime.run import Run, RunState, cancel_until_ended
-from agentrt.serving.error_responses import ApiError
+from agentrt.serving.error_responses import ApiError, failure
 from agentrt.serving.programs.bodies import RunRequest
 from agentrt.serving.programs.left import LeftRun, durable_of
 from agentrt.serving.questions.server_questions import QuestionView
@@ -263,7 +263,7 @@ class ProgramRuns:
             error = served_run.run.error
             # The clients of submitted programs get the traceback in the response.
             if error is not None and not isinstance(error, SubmittedProgramError):
-                _LOG.warning("run %s failed", event.program_id, exc_info=error)
+                _LOG.warning("run %s failed: %s", event.program_id, failure(error))
         if served_run.watchers and isinstance(event, NodeStarted | NodeChanged | NodeEnded):
             # Copy the node, which may change before a watcher reads the event.
             event = replace(event, node=event.node.copy())

@@ -400,8 +400,8 @@ async def test_a_program_that_fails_says_so(caplog: pytest.LogCaptureFixture) ->
         run = (await local.client.post(RUNS, json={"input": []})).json()
         assert run["state"] == "failed"
         assert run["error"] == {"type": "ValueError", "message": "nothing to add"}
-        assert f"run {run['id']} failed" in caplog.text
-        assert "Traceback (most recent call last)" in caplog.text
+        assert f"run {run['id']} failed: ValueError at {__file__}:" in caplog.text
+        assert "nothing to add" not in caplog.text  # it may be a tenant's data
         missing = await local.client.post(RUNS, json={})
         assert (missing.status_code, missing.json()["error"]["param"]) == (400, "input")
 

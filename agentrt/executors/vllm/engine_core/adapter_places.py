@@ -10,7 +10,6 @@ from agentrt.executors.vllm._compat.scheduling import (
     AsyncScheduler,
     adapter_of,
     max_adapters,
-    paused,
 )
 from agentrt.scheduler.core import SchedulerCore
 
@@ -32,9 +31,9 @@ class AdapterPlaces:
         self._at_begin: Mapping[int, float] | None = None
         self._paused = False
 
-    def new_step(self) -> None:
-        """Note that a step begins."""
-        self._at_begin, self._paused = None, paused(self._scheduler)
+    def new_step(self, paused: bool) -> None:
+        """Note that a step begins, and whether the engine is ``paused``."""
+        self._at_begin, self._paused = None, paused
 
     def fit(self, request: Request) -> bool:
         """Return whether a waiting request's adapter fits next to those of running requests."""

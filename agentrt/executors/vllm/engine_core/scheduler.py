@@ -257,12 +257,13 @@ class ProgramScheduler(AsyncScheduler):
     def _prepare_step(self, waiting: LevelRequestQueue, now: float) -> None:
         """Sort vLLM's running requests, and apply the core's plan for the next step."""
         waiting.now = now
-        self._adapters.new_step()
+        is_paused = paused(self)
+        self._adapters.new_step(is_paused)
         calls = self.core.calls
         if self._moved:
             put_in_order(self.running, self._moved, calls)
             self._moved = []
-        if paused(self):
+        if is_paused:
             return
         plan = self.core.plan_step(now, self._running_calls, self._view)
         for decision in plan.preempted:

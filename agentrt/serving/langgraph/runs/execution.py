@@ -29,6 +29,7 @@ from agentrt.integrations.langgraph.inputs import ignored_keys
 from agentrt.integrations.langgraph.threads import thread_config
 from agentrt.program import Context, Program
 from agentrt.serving.background import Background
+from agentrt.serving.error_responses import failure
 from agentrt.serving.langgraph.assistants.configs import context_for, run_access, run_config
 from agentrt.serving.langgraph.assistants.graphs import enter_program, native_input
 from agentrt.serving.langgraph.database.runs import RunRecord
@@ -115,6 +116,9 @@ class Execution:
         background = self._state.server.background
         async with self._opened:
             error = await self._run_program() if self._live.action is None else None
+            if error is not None and self._live.action is None:
+                run, thread = self._record.run_id, self._record.thread_id
+                _log.warning("run %s of thread %s failed: %s", run, thread, failure(error))
             try:
                 await store_end(self._live, background, partial(self._end, error))
             except Exception as fault:  # a bug, or a result that the database cannot store
@@ -236,8 +240,6 @@ class Execution:
         """Store that the run ended with an error. ``state`` has the known part of the thread's
         state.
         """
-        run, thread = self._record.run_id, self._record.thread_id
-        _log.warning("run %s of thread %s failed", run, thread, exc_info=error)
         fault = error_json(error)
         if self._ignored:  # probably the cause
             fault = {**fault, "message": f"{fault['message']} ({self._ignored})"}
