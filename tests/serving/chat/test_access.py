@@ -70,8 +70,9 @@ async def test_all_can_be_read_named_and_reached(
         await check_access(page)
         GATES.open(f"{scheme}{size['width']}")
         await expect(page.get_by_role("button", name="Send", exact=True)).to_be_visible()
-        for text in ("markdown", "fail"):
+        for text, answer in (("markdown", "Plan"), ("fail", "The run failed")):
             await say(page, text)
+            await expect(page.get_by_text(answer)).to_be_visible()  # the run has begun
             await expect(page.get_by_role("button", name="Send", exact=True)).to_be_visible()
         await say(page, "mail Ann")
         await expect(page.locator(".ask")).to_be_visible()
