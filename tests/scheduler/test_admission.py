@@ -457,13 +457,19 @@ def test_a_chain_that_waits_for_admission_is_a_reason_to_keep_others_out() -> No
     assert engine.inside() == {"b", "c"}
 
 
-def test_a_chain_precedes_calls_behind_it_of_programs_that_were_admitted_without_room() -> None:
+def overfull() -> Counted:
+    """Two programs with two calls each were admitted, and claim more than the cache."""
     engine = Counted(slots=2)
     branching(engine)
     for name, blocks in (("b", 20), ("c", 40)):
         engine.wants(name, blocks, "u")
         engine.wants(name, blocks, "u")
     engine.step()
+    return engine
+
+
+def test_a_chain_precedes_calls_behind_it_of_programs_that_were_admitted_without_room() -> None:
+    engine = overfull()
     assert engine.inside() == {"b", "c"}
     engine.wants("chain", 10)
     engine.let_in(2)
@@ -475,12 +481,7 @@ def test_a_chain_precedes_calls_behind_it_of_programs_that_were_admitted_without
 
 def test_a_program_that_gave_up_room_needs_it_again_after_it_was_expelled() -> None:
     """Its claim for a free slot was 0 blocks, by which the gain of the slot was divided."""
-    engine = Counted(slots=2)
-    branching(engine)
-    for name, blocks in (("b", 20), ("c", 40)):
-        engine.wants(name, blocks, "u")
-        engine.wants(name, blocks, "u")
-    engine.step()
+    engine = overfull()
     engine.wants("chain", 10)
     engine.wants("c", 10, "u")
     engine.let_in(2)

@@ -203,8 +203,8 @@ def test_levels_and_slots_are_respected(
         engine.step()
 
 
-def test_a_call_that_starved_leaves_no_reference_after_its_end() -> None:
-    harness = Harness()
+def taken_after_starving(harness: Harness) -> QueuedCall:
+    """A call that starved until its adapter fitted, and that the engine has taken now."""
     call = harness.arrive("one", "a")
     queue = harness.core.queue
     queue.discard(call)
@@ -212,6 +212,12 @@ def test_a_call_that_starved_leaves_no_reference_after_its_end() -> None:
     queue.starves(call)
     assert queue.release(lambda call: True) == [call]
     assert queue.take() is call
+    return call
+
+
+def test_a_call_that_starved_leaves_no_reference_after_its_end() -> None:
+    harness = Harness()
+    call, queue = taken_after_starving(harness), harness.core.queue
     harness.core.handle(CallStarted(call, 1.0))
     harness.core.handle(CallFinished(call, 2.0))
     assert all(value is not call for value in vars(queue).values())
@@ -223,12 +229,6 @@ def test_a_call_starves_no_more_after_its_turn_if_it_waits_for_something_else(
 ) -> None:
     """A deferred call still waits for its adapter."""
     harness = Harness()
-    call = harness.arrive("one", "a")
-    queue = harness.core.queue
-    queue.discard(call)
-    queue.put(call, deferred=True)
-    queue.starves(call)
-    queue.release(lambda call: True)
-    assert queue.take() is call
+    call, queue = taken_after_starving(harness), harness.core.queue
     harness.core.put_back(call, 1.0, deferred=deferred)
     assert (queue.starving is call) is deferred

@@ -4,7 +4,7 @@ FILE.json`` writes such DAGs.
 Tools, humans, and calls without a result (failed or cancelled) become gaps. The gap before a call
 is the time from the end of the last call on which it depends until the call was emitted. A call
 extends one of the calls on which it depends: the call with the longest prompt, among those whose
-prompts it found in the prefix cache.
+prompts were in the prefix cache when the extending call began.
 """
 
 from __future__ import annotations
