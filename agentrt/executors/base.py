@@ -206,7 +206,11 @@ class Executor(ABC):
         """
 
     async def aborted(self, call_id: str) -> CallReport:
-        """Return the report of an aborted call; an empty report if nothing is known."""
+        """Return the report of a call whose output was not read to its end, and forget it. The call
+        may have been aborted, or may have ended in the engine before its last output was read.
+
+        Return an empty report, with 0 ``prompt_tokens``, if nothing is known of the call.
+        """
         return CallReport()
 
     # -- programs ----------------------------------------------------------------------

@@ -237,7 +237,10 @@ class LiveEmitter:
             report = await self.services.executor.aborted(call.call_id)
         finally:
             if recorder is not None and isinstance(error, GeneratorExit):
-                recorder.closed(report)
+                # An empty report does not say which weights wrote the tokens. If the weights have
+                # never been updated, version 0 did.
+                is_known = report.prompt_tokens > 0 or not self.services.executor.weights.version
+                recorder.closed(report if is_known else None)
             self.registry.end_call(self.run, scope, node, report, cancelled=True)
 
     # -- outside the engine ------------------------------------------------------------
@@ -536,11 +539,16 @@ class _CallRecorder:
                 await self._log.keep(call)
             chunk.reply = dataclasses.replace(reply, tokens=(call,))
 
-    def closed(self, report: CallReport) -> None:
+    def closed(self, report: CallReport | None) -> None:
         """Add the pieces that the program had read when it closed the stream. ``report`` is the
-        report of the aborted call.
+        report of the call; None if it is lost, and then the log is not complete.
         """
-        call = self._add(self._ids, self._logprobs, report) if self._ids else None
+        if not self._ids:
+            return
+        if report is None:
+            self._log.complete = False
+            return
+        call = self._add(self._ids, self._logprobs, report)
         if call is not None and self._place is not None:
             self._log.closed[node_of_key(call.key)] = call
 

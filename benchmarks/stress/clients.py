@@ -472,7 +472,7 @@ class Clients:
             self._control("ends", ["nobody"])
             self._control("snapshot", None)
             self._control("cached_blocks", None)
-            self._control("aborted", "nobody")
+            self._control("report", "nobody")
         elif event.kind == "configure":
             with suppress(ConfigError):
                 self._control("configure", self.plan.settings)

@@ -6,6 +6,7 @@ import asyncio
 import json
 import sys
 from collections.abc import Iterable
+from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from agentrt import Context, program, tool
 from agentrt.batch import RecordedTokens, Result, batch, read_results, read_tokens, score
 from agentrt.errors import UsageError
 from agentrt.executors.info import ExecutorInfo
+from agentrt.executors.weights import Weights
 from agentrt.program import Program
 from agentrt.request import Call
 from tests.batch.conftest import Records, lines
@@ -144,6 +146,32 @@ async def _broken_off(last: int, out: Path, *, tokens: bool = True) -> list[Resu
     with pytest.raises(asyncio.CancelledError):
         await first
     return await recorded(["why?"], tokens=True, out=out)
+
+
+class Updated(LettersEngine):
+    """An engine whose weights were updated. It has no reports of calls that are closed."""
+
+    @property
+    def weights(self) -> Weights:
+        return Weights(3, "folder", "mark")
+
+
+@program
+async def closes(ctx: Context, question: str) -> int:
+    async with aclosing(ctx.llm(question, stream=True)) as pieces:
+        await anext(pieces)
+    return 1
+
+
+@pytest.mark.parametrize(("engine", "is_complete"), [(LettersEngine, True), (Updated, False)])
+async def test_tokens_of_a_closed_stream_are_not_claimed_for_version_0(
+    engine: type[LettersEngine], is_complete: bool
+) -> None:
+    """If the report of the call is lost, it is not known which weights wrote its tokens."""
+    results = batch(closes, ["why?"], executor=engine(says), tokens=True)
+    [result] = [each async for each in results]
+    assert result.recorded is not None
+    assert result.recorded.complete == is_complete
 
 
 async def test_calls_that_were_recorded_without_tokens_are_told_of(tmp_path: Path) -> None:

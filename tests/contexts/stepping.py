@@ -108,7 +108,7 @@ class SteppedEngine(Executor):
         return bool(step.scheduled or step.finished)
 
     async def aborted(self, call_id: str) -> CallReport:
-        return read_report(self.scheduler.control("aborted", call_id) or {})
+        return read_report(self.scheduler.control("report", call_id) or {})
 
     def notify(self, note: Notification) -> None:
         self.scheduler.control("boundary", [tuple(note)])

@@ -319,6 +319,26 @@ async def test_streams_that_are_being_read(runtime: Runtime, models: list[str], 
         assert max(furthest(each.recorded, here.of).values()) < TOLERANCE
 
 
+async def test_a_stream_that_is_closed_after_its_call_has_ended(
+    runtime: Runtime, models: list[str]
+) -> None:
+    @program
+    async def closes_late(ctx: Context, question: str) -> int:
+        stream = ctx.llm(question, stream=True, max_tokens=24, temperature=1.0)
+        async with aclosing(stream) as pieces:
+            await anext(pieces)
+            while (await runtime.executor.snapshot())["running"]:
+                await asyncio.sleep(0.005)
+        return 1
+
+    here = served(runtime, models)
+    await here.other()
+    [result] = [each async for each in batch(closes_late, INPUTS[:1], runtime=runtime, tokens=True)]
+    assert result.recorded is not None
+    assert result.recorded.complete
+    assert [*furthest(result.recorded, here.of)] == [runtime.weights_version]
+
+
 async def test_a_batch_that_resumes_after_an_update(
     runtime: Runtime, models: list[str], tmp_path: Path
 ) -> None:

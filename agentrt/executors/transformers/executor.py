@@ -110,6 +110,7 @@ class TransformersExecutor(Executor):
             lambda: Decoding(model, self.prefixes, call, stream=stream)
         )
         turn = self._turns[call.call_id] = _Turn(call, decoding, time.monotonic())
+        is_delivered = False
         try:
             async with self._seats:
                 turn.arrived_step = self.steps + 1
@@ -117,14 +118,15 @@ class TransformersExecutor(Executor):
                     if decoding.reason:
                         text = step.text if stream else decoding.text
                         ids = step.token_ids if stream else tuple(decoding.ids)
+                        is_delivered = True
                         yield Chunk(text, turn.reply(), token_ids=ids)
                     elif stream and step.token_ids:
                         own = decoding.token_logprobs[-1:] if call.spec.with_logprobs else ()
                         logprobs = tuple(position[0][1] for position in own)
                         yield Chunk(step.text, token_ids=step.token_ids, logprobs=logprobs)
         except (asyncio.CancelledError, GeneratorExit):
-            # Only a call that was broken off is asked for its report, by `aborted`.
-            if not decoding.reason:
+            # `aborted` asks only for calls whose last output was not delivered.
+            if not is_delivered:
                 self._cut_off[call.call_id] = turn.report()
             raise
         finally:

@@ -74,7 +74,7 @@ class CoreClient(Executor):
     # -- calls -------------------------------------------------------------------------
 
     async def aborted(self, call_id: str) -> CallReport:
-        values = await self._control("aborted", call_id)
+        values = await self._control("report", call_id)
         return read_report(values) if values else CallReport()
 
     async def snapshot(self) -> Mapping[str, Any]:

@@ -12,11 +12,13 @@ from agentrt.scheduler.learned import KINDS
 from agentrt.scheduler.records import QueuedCall
 
 
-class AbortedReports:
-    """Reports of aborted calls, kept until a client asks for them.
+class RecentReports:
+    """Reports of calls that ended a short time ago, kept for clients that do not get a call's last
+    output, which contains the report.
 
-    An aborted request has no last output that could contain its report. When there are too many
-    reports, the oldest are dropped.
+    An aborted request has no last output. A client that stops reading a stream does not get the
+    last output either, even if the call has already ended in the engine core. When there are too
+    many reports, the oldest are dropped.
     """
 
     def __init__(self) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -288,6 +289,27 @@ async def test_a_call_that_is_broken_off_holds_nothing(executor: TransformersExe
     snapshot = await executor.snapshot()
     assert snapshot["running"] == snapshot["waiting"] == []
     assert (await reply(executor)).report.cached_tokens == len(PROMPT) - 1
+
+
+async def test_a_call_that_is_cancelled_in_its_last_step_has_a_report(
+    executor: TransformersExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    take_turn, ended, may_return = executor._take_turn, threading.Event(), threading.Event()
+
+    def take_and_wait(*args: Any, **kwargs: Any) -> Any:
+        step = take_turn(*args, **kwargs)
+        ended.set()
+        may_return.wait()
+        return step
+
+    monkeypatch.setattr(executor, "_take_turn", take_and_wait)
+    task = asyncio.ensure_future(reply(executor, max_tokens=3))
+    await asyncio.to_thread(ended.wait)
+    task.cancel()
+    may_return.set()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert (await executor.aborted("p/0")).output_tokens == 3
 
 
 async def test_no_report_is_kept_of_a_call_that_fails(

@@ -17,7 +17,7 @@ from agentrt.executors.vllm._compat.scheduling import free_slots, paused, sizes
 from agentrt.executors.vllm.engine_core.block_retention import BlockRetention
 from agentrt.executors.vllm.engine_core.kv_events import KVEventLog
 from agentrt.executors.vllm.engine_core.weights import WeightVersions
-from agentrt.executors.vllm.reports import AbortedReports
+from agentrt.executors.vllm.reports import RecentReports
 from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.core import SchedulerCore
 from agentrt.scheduler.events import InterruptEnded, InterruptStarted
@@ -41,7 +41,7 @@ class Controlled(Protocol):
     retention: BlockRetention
     kv_events: KVEventLog | None
     weights: WeightVersions
-    aborted: AbortedReports
+    recent_reports: RecentReports
     steps: int
     computed_tokens: int
 
@@ -112,9 +112,9 @@ def _interrupt(
         scheduler.core.handle(InterruptEnded(row, kind, now))
 
 
-def _aborted(scheduler: Controlled, call_id: Any) -> dict[str, Any] | None:
-    """Return the report of an aborted call and forget it; None if there is none."""
-    return scheduler.aborted.take(str(call_id))
+def _report(scheduler: Controlled, call_id: Any) -> dict[str, Any] | None:
+    """Return the report of a call that ended recently, and forget it; None if there is none."""
+    return scheduler.recent_reports.take(str(call_id))
 
 
 def _prepare_grammars(scheduler: Controlled, _: Any) -> None:
@@ -203,7 +203,7 @@ _OPERATIONS: dict[str, Callable[[Controlled, Any], Any]] = {
     "ends": _ends,
     "prepare_grammars": _prepare_grammars,
     "boundary": _boundary,
-    "aborted": _aborted,
+    "report": _report,
     "configure": _configure,
     # The content of a history file replaces what was learned here.
     "know": lambda scheduler, learned: scheduler.history.know(learned),

@@ -79,7 +79,7 @@ from agentrt.executors.vllm.processes import (
     keep_heap_frozen,
     leave_interrupts_to_parent,
 )
-from agentrt.executors.vllm.reports import AbortedReports, report_of
+from agentrt.executors.vllm.reports import RecentReports, report_of
 from agentrt.scheduler.admission import Capacity
 from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.core import Preempt, SchedulerCore
@@ -142,7 +142,7 @@ class ProgramScheduler(AsyncScheduler):
         self.steps = self.computed_tokens = 0
         self.last_update = 0.0
         self.kv_events = KVEventLog.of(self)
-        self.aborted = AbortedReports()
+        self.recent_reports = RecentReports()
         self.weights = WeightVersions(self)
         self.config = SchedulerConfig.from_dict(settings)
         self._stock_waiting = self.waiting
@@ -444,8 +444,8 @@ class ProgramScheduler(AsyncScheduler):
         if not call.identity.report:
             return None
         report = report_of(call, self.steps)
-        if request.status.name == "FINISHED_ABORTED" and call.identity.call_id:
-            self.aborted.keep(call.identity.call_id, report)
+        if call.identity.call_id:
+            self.recent_reports.keep(call.identity.call_id, report)
         return report
 
     # -- programs --------------------------------------------------------------------------

@@ -113,8 +113,16 @@ def test_an_aborted_calls_report_can_be_asked_for_once() -> None:
     for _ in range(4):
         e.step()
     e.abort("r")
-    assert ours(e).control("aborted", "a/0")["service_s"] == 4.0
-    assert ours(e).control("aborted", "a/0") is None
+    assert ours(e).control("report", "a/0")["service_s"] == 4.0
+    assert ours(e).control("report", "a/0") is None
+
+
+def test_the_report_of_a_call_that_ended_unread_can_be_asked_for_once() -> None:
+    e = engine()
+    e.add("r", prompt(40), 3, of("a", "a/0"))
+    e.run()
+    assert ours(e).control("report", "a/0")["output_tokens"] == 3
+    assert ours(e).control("report", "a/0") is None
 
 
 def test_control_refuses_what_it_does_not_know() -> None:
