@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 import pytest_asyncio
@@ -127,19 +128,26 @@ async def test_atlas_lets_a_new_program_pass_those_that_were_served(runtime: Run
         await run.wait()
 
 
-async def told(runtime: Runtime, ids: list[int]) -> list[int]:
+async def told(engine: VLLMEngine, ids: list[int]) -> list[int]:
     """What the model says after these tokens."""
     spec = CallSpec(prompt_token_ids=tuple(ids), max_tokens=6, ignore_eos=True)
     call = Call(Identity(f"told-{len(ids)}-{ids[-1]}", "told", "told"), spec)
     said: list[int] = []
-    async for chunk in engine_of(runtime).generate(call, stream=False):
+    async for chunk in engine.generate(call, stream=False):
         assert chunk.reply is not None
         said += chunk.reply.token_ids
     return said
 
 
-async def session(runtime: Runtime, inputs: list[list[int]]) -> list[list[int]]:
-    """What a streaming session answers, which hears each input after its last answer."""
+async def session(
+    engine: VLLMEngine,
+    inputs: list[list[int]],
+    name: str = "session",
+    turn: asyncio.Barrier | None = None,
+) -> list[list[int]]:
+    """What a streaming session answers, which hears each input after its last answer. All sessions
+    with the same ``turn`` send their next input at the same time.
+    """
     from vllm import SamplingParams
     from vllm.engine.protocol import StreamingInput
     from vllm.inputs import TokensPrompt
@@ -153,6 +161,8 @@ async def session(runtime: Runtime, inputs: list[list[int]]) -> list[list[int]]:
             # vLLM forgets the last token of an answer: the client says it again.
             prompt = [*answers[-1][-1:], *ids] if answers else list(ids)
             answers.append([])
+            if turn is not None:
+                await turn.wait()
             yield StreamingInput(prompt=TokensPrompt(prompt_token_ids=prompt))
             await answered.wait()
             answered.clear()
@@ -160,7 +170,7 @@ async def session(runtime: Runtime, inputs: list[list[int]]) -> list[list[int]]:
     params = SamplingParams(
         temperature=0, max_tokens=6, ignore_eos=True, output_kind=RequestOutputKind.DELTA
     )
-    async for output in engine_of(runtime)._engine().generate(chunks(), params, "session"):
+    async for output in engine._engine().generate(chunks(), params, name):
         answers[-1] += output.outputs[0].token_ids
         if len(answers[-1]) == 6:
             answered.set()
@@ -171,19 +181,44 @@ async def session(runtime: Runtime, inputs: list[list[int]]) -> list[list[int]]:
 async def test_a_streaming_session_goes_on_beside_programs(runtime: Runtime, policy: str) -> None:
     """Each answer is that to a whole prompt, and those beside it say what they always do."""
     await use(runtime, policy, **RESTLESS)
-    alone = await told(runtime, [9, 8, 7])
+    engine = engine_of(runtime)
+    alone = await told(engine, [9, 8, 7])
     inputs = [list(range(40, 80)), [11, 12, 13], [21]]
-    beside = asyncio.ensure_future(told(runtime, [9, 8, 7]))
-    answers = await session(runtime, inputs)
+    beside = asyncio.ensure_future(told(engine, [9, 8, 7]))
+    answers = await session(engine, inputs)
     assert await beside == alone
+    await check_session(engine, inputs, answers)
+    await engine.end_program("told")
+    after = await engine_of(runtime).snapshot()
+    assert (after["requests"], after["programs"]) == (0, [])
+
+
+async def check_session(
+    engine: VLLMEngine, inputs: list[list[int]], answers: list[list[int]]
+) -> None:
+    """Each answer is that to a whole prompt."""
     prompt: list[int] = []
     for ids, answer in zip(inputs, answers, strict=True):
         prompt += ids
-        assert answer == await told(runtime, prompt)
+        assert answer == await told(engine, prompt)
         prompt += answer
-    await engine_of(runtime).end_program("told")
-    after = await engine_of(runtime).snapshot()
-    assert (after["requests"], after["programs"]) == (0, [])
+
+
+async def test_streaming_sessions_that_do_not_fit_together_both_answer(tmp_path: Path) -> None:
+    """The second input of each needs more blocks than the first inputs of both have left. The
+    session whose blocks are released computes its tokens again.
+    """
+    flags = (*FLAGS[:3], "192", "--block-size", "32", "--num-gpu-blocks-override", "7")
+    engine = VLLMEngine(EngineOptions(str(tiny_model(tmp_path / "tiny")), 4, flags=flags))
+    await engine.start(lambda _: None)
+    turn = asyncio.Barrier(2)
+    inputs = [[[*range(first, first + 60)], [*range(first + 5, first + 70)]] for first in (40, 300)]
+    answers = await asyncio.gather(
+        *(session(engine, each, f"session-{n}", turn) for n, each in enumerate(inputs))
+    )
+    for each, said in zip(inputs, answers, strict=True):
+        await check_session(engine, each, said)
+    await engine.close()
 
 
 async def test_who_only_waits_for_a_human_holds_nothing_of_the_engine(runtime: Runtime) -> None:

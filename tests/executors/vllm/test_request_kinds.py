@@ -6,6 +6,7 @@ import random
 from typing import Any
 
 import pytest
+from vllm.v1.core.sched.interface import PauseState
 
 from agentrt.executors.vllm.engine_core.scheduler import ProgramScheduler
 from agentrt.lab.engine.headless import (
@@ -81,6 +82,48 @@ def test_a_session_that_does_not_fit_holds_up_no_other_session(policy: str) -> N
     e.run()
     assert large.status.name == "WAITING_FOR_STREAMING_REQ"
     assert large.num_computed_tokens == 60 + 60
+
+
+@pytest.mark.parametrize("pauses", [False, True], ids=["", "pause"])
+@pytest.mark.parametrize("in_flight", [1, 2])
+@pytest.mark.parametrize("policy", policy_names())
+def test_two_sessions_that_do_not_fit_together_take_turns(
+    policy: str, in_flight: int, *, pauses: bool
+) -> None:
+    """Each holds four of nine blocks, and its next input needs three more. Stock vLLM starts
+    neither. A session ends when it has answered. A pause with mode ``wait`` waits for both.
+    """
+    scheduler = make_scheduler(
+        ProgramScheduler, max_num_seqs=4, blocks=1 + 9, settings={"policy": policy}
+    )
+    e = HeadlessEngine(scheduler, in_flight)
+    sessions = [chunk(name, list(range(first, first + 60)), 1) for name, first in SESSIONS.items()]
+    for session in sessions:
+        e.submit(session)
+    e.run()
+    for name in SESSIONS:
+        e.submit(chunk(name, list(range(40)), 6))
+    if pauses:
+        scheduler.set_pause_state(PauseState.PAUSED_NEW)
+    waiting, answered = [*sessions], []
+    while waiting:
+        assert scheduler.get_num_unfinished_requests() == len(waiting)
+        for _ in range(12):
+            e.step()
+        (session,) = (each for each in waiting if each.status.name == "WAITING_FOR_STREAMING_REQ")
+        # The last token of an answer is sampled, but not computed.
+        assert session.num_computed_tokens == 60 + 40 + 5
+        e.submit(end(session.request_id))
+        waiting.remove(session)
+        answered.append(session.request_id)
+    assert answered == ["first", "second"]
+    check_queues(scheduler.core)
+    assert not scheduler.requests
+    assert not scheduler.core.calls
+
+
+SESSIONS = {"first": 0, "second": 100}
+"""The streaming sessions of a test, each with the first token of its prompt."""
 
 
 @pytest.mark.parametrize("in_flight", [1, 2])

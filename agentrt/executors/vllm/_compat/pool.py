@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
+from vllm.v1.core.sched.interface import PauseState
+from vllm.v1.request import RequestStatus
 
 if TYPE_CHECKING:
     from agentrt.executors.vllm._compat.bases import FreeKVCacheBlockQueue
@@ -166,7 +168,18 @@ def holds_blocks(scheduler: Scheduler, request: Request) -> bool:
     return any(len(group) for group in blocks)
 
 
-def put_holders_first(scheduler: Scheduler) -> None:
+def unblock_holders(scheduler: Scheduler) -> Request | None:
+    """Let one of the waiting requests that hold KV-cache blocks start. Return the streaming session
+    whose blocks must be released for that (`release_session`); None if none has to be.
+    """
+    queue = scheduler.kv_holding_waiting
+    if len(queue) == 0:  # the queue's own truth value is a function in Python
+        return None
+    _put_first(scheduler, queue)
+    return _stalled_session(scheduler, queue)
+
+
+def _put_first(scheduler: Scheduler, queue: Any) -> None:
     """Put the waiting requests that hold KV-cache blocks into an order in which a request can
     start.
 
@@ -177,7 +190,6 @@ def put_holders_first(scheduler: Scheduler) -> None:
     failed, because it has given its blocks back but stays in this queue; and, while nothing runs, a
     request that needs more blocks than are free.
     """
-    queue = scheduler.kv_holding_waiting
     if len(queue) < 2 or not isinstance(queue, deque):
         return
     free = free_blocks(scheduler)
@@ -192,3 +204,45 @@ def put_holders_first(scheduler: Scheduler) -> None:
     if after != before:
         queue.clear()
         queue.extend(after)
+
+
+def _stalled_session(scheduler: Scheduler, queue: Any) -> Request | None:
+    """Return the streaming session whose blocks must be released so that a request can start; None
+    if none has to be.
+
+    A session keeps its blocks while it waits for its next turn to start, and vLLM cannot preempt
+    it, because it does not run. So if nothing runs, and each waiting request that holds blocks
+    needs more blocks than are free, no request would ever start. The session that is the last in
+    vLLM's queue is returned.
+    """
+    if scheduler.running or scheduler.pause_state is PauseState.PAUSED_ALL:
+        return None
+    # A session that waits for its client's next input cannot start. Its blocks cannot be released,
+    # because vLLM will need its number of computed tokens.
+    idle = RequestStatus.WAITING_FOR_STREAMING_REQ
+    starting = [request for request in queue if request.status is not idle]
+    free = free_blocks(scheduler)
+    if any(more_blocks_needed(scheduler, request) <= free for request in starting):
+        return None
+    sessions = [
+        request
+        for request in starting
+        if request.resumable
+        and request.status is RequestStatus.WAITING
+        and not request.num_in_flight_tokens
+        and scheduler._request_blocks_can_be_freed(request)
+    ]
+    return sessions[-1] if sessions else None
+
+
+def release_session(scheduler: Scheduler, session: Request) -> None:
+    """Free the blocks of a streaming session that waits, and put it into the waiting queue. When it
+    starts, it computes its tokens again.
+    """
+    scheduler.kv_holding_waiting.remove_request(session)
+    scheduler._free_request_blocks(session)
+    scheduler.encoder_cache_manager.free(session)
+    session.num_computed_tokens = 0
+    session.num_preemptions += 1
+    # The status stays WAITING: of a session with this status, vLLM's workers replace the prompt.
+    scheduler.waiting.add_request(session)

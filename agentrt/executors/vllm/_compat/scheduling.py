@@ -88,14 +88,19 @@ def draining(scheduler: Scheduler) -> bool:
 
 
 def begun_waiting(scheduler: Scheduler) -> list[Request]:
-    """Return the waiting requests that were preempted, and can run again. Requests that hold
-    KV-cache blocks are left out.
+    """Return the waiting requests that were preempted, and can run again, and the streaming
+    sessions whose blocks were released (`release_session`). Requests that hold KV-cache blocks are
+    left out.
     """
-    loaded = {request.request_id for request in scheduler.kv_holding_waiting}
+    holding = {request.request_id for request in scheduler.kv_holding_waiting}
     return [
         request
         for name, request in scheduler.requests.items()
-        if request.status is RequestStatus.PREEMPTED and name not in loaded
+        if name not in holding
+        and (
+            request.status is RequestStatus.PREEMPTED
+            or (request.status is RequestStatus.WAITING and request.num_preemptions)
+        )
     ]
 
 

@@ -33,8 +33,9 @@ from agentrt.executors.vllm._compat.pool import (
     cached_tokens,
     context_blocks,
     free_blocks,
-    put_holders_first,
+    release_session,
     running_needs,
+    unblock_holders,
 )
 from agentrt.executors.vllm._compat.prefixes import caches_prefixes, compute_from
 from agentrt.executors.vllm._compat.raw_logprobs import correct_constrained_logprobs
@@ -205,7 +206,8 @@ class ProgramScheduler(AsyncScheduler):
         self.retention.at(now)
         if isinstance(self.waiting, LevelRequestQueue):
             self._prepare_step(self.waiting, now)
-        put_holders_first(self)
+        while (session := unblock_holders(self)) is not None:
+            self._release(session)
         begun = begun_waiting(self) if draining(self) else ()
         with offering(self, BegunRequests(self.waiting, begun)) if begun else nullcontext():
             output = super().schedule(*args, **kwargs)
@@ -373,6 +375,13 @@ class ProgramScheduler(AsyncScheduler):
         self._call_preempted(call, PreemptionReason.SLOT, decision.better)
         self.core.queue.put(call, deferred=True)
         preempt(self, call.item, now)
+
+    def _release(self, session: Request) -> None:
+        """Free the blocks of a streaming session that waits for the start of its next turn."""
+        call = self.core.calls[session.request_id]
+        self._call_preempted(call, PreemptionReason.MEMORY)
+        release_session(self, session)
+        self.weights.preempted(call)
 
     @override
     def _preempt_request(
