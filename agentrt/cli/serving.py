@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import uvloop
@@ -32,6 +32,7 @@ from agentrt.serving.frontend.dispatch import Front, FrontendApp, fronts_of
 from agentrt.serving.langgraph.database.connections import Address, reserved
 from agentrt.serving.listen import Listener
 from agentrt.serving.server import Api, Served, ServedGraph, Server
+from agentrt.serving.starting import StartingApp
 from agentrt.serving.tenants import KeyRing, Tenants
 from agentrt.serving.tenants.admission import AdmissionController
 from agentrt.serving.triggers import api_with as triggers_api
@@ -92,6 +93,7 @@ class Serving:
     drain: Drain
     screen: Screen
     log: EngineLog
+    starting: StartingApp = field(default_factory=StartingApp)
 
     async def run(self, executor: Executor) -> None:
         """Start the engine, serve until a signal comes, finish the requests, and stop the engine.
@@ -111,6 +113,10 @@ class Serving:
         )
         apis = [*load_apis(job.projects), triggers_api(job.triggers, say)]
         async with AsyncExitStack() as stack:
+            # From now on, health checks are answered.
+            listening = self.listener.serving(self.starting, job.bounds)
+            http = await stack.enter_async_context(listening)
+            stack.callback(self.starting.close)
             # Before the engine starts, which takes minutes.
             await stack.enter_async_context(reserved(Address.parse(job.database)))
             served = await self._prepared(stack)
@@ -126,7 +132,7 @@ class Serving:
                 journal=journal,
                 reminders=job.reminders,
             )
-            await self._run(stack.enter_context(opened), tenants, apis, served)
+            await self._run(stack.enter_context(opened), tenants, apis, served, http)
 
     async def _prepared(self, stack: AsyncExitStack) -> Mapping[str, Served]:
         """Build the graphs and return everything that is served.
@@ -156,6 +162,7 @@ class Serving:
         tenants: Tenants,
         apis: Sequence[Api],
         served: Mapping[str, Served],
+        http: asyncio.Task[None],
     ) -> None:
         job = self.job
         make_room(_THREADS)
@@ -171,7 +178,7 @@ class Serving:
                     opened_app(server, apis, front) as app,
                     job.tools.asking(server.questions),
                 ):
-                    await self._serve(server, self._traced(app), fronts)
+                    await self._serve(server, self._traced(app), fronts, http)
         finally:
             await runtime.close()
 
@@ -208,9 +215,13 @@ class Serving:
             server_tools=job.server_tools,
         )
 
-    async def _serve(self, server: Server, app: ASGIApp, fronts: Sequence[Front]) -> None:
+    async def _serve(
+        self, server: Server, app: ASGIApp, fronts: Sequence[Front], serving: asyncio.Task[None]
+    ) -> None:
+        """Serve ``app`` until a signal comes or all engines have died. ``serving`` is the task of
+        the listener, which ends with this method.
+        """
         stop = asyncio.Event()
-        serving = asyncio.create_task(self.listener.serve(app, server.bounds), name="http")
         stopping = asyncio.create_task(stop.wait(), name="signals")
         gone = asyncio.create_task(server.runtime.executor.given_up(), name="engines")
         ready = asyncio.create_task(self.listener.ready.wait(), name="listener")
@@ -226,6 +237,7 @@ class Serving:
         try:
             with self.drain.possible(drain):
                 settle()
+                self.starting.open(app)
                 await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
                 if ready.done():
                     self._announce(server, fronts)

@@ -123,15 +123,14 @@ class Listener:
             raise _port_error(self.host, self.port, error) from error
 
     @contextlib.asynccontextmanager
-    async def serving(self, app: Any, bounds: Bounds) -> AsyncIterator[None]:
-        """Serve ``app`` during the ``with`` block, and free the port afterwards.
-
-        Raises the error of `serve`, if any, at the end of the block.
+    async def serving(self, app: Any, bounds: Bounds) -> AsyncIterator[asyncio.Task[None]]:
+        """Serve ``app`` during the ``with`` block, and free the port afterwards. The block's value
+        is the task of `serve`, whose error, if any, is raised at the end of the block.
         """
         with contextlib.closing(self):
             task = asyncio.create_task(self.serve(app, bounds))
             try:
-                yield
+                yield task
             finally:
                 self.stop()
                 await task
