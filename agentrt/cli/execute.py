@@ -27,7 +27,7 @@ from agentrt.executors.vllm.options import EngineOptions
 from agentrt.graph import NodeKind
 from agentrt.runtime import Runtime
 from agentrt.runtime.events import Event, NodeStarted
-from agentrt.runtime.run import Run, RunReport, cancel_until_ended
+from agentrt.runtime.run import Run, RunReport, RunState, cancel_until_ended
 from agentrt.serving.questions.server_questions import ServerQuestions
 
 
@@ -191,6 +191,7 @@ async def _execute(
                         job.tools.asking(ServerQuestions(runtime)),
                     ):
                         await _play(job, runtime, first, starts, watch)
+                _note_unused_answers(job, runtime, human, screen, watch.runs)
                 snapshot = await runtime.executor.snapshot() if runtime.has_engine else {}
             finally:
                 if runtime.has_engine:
@@ -198,6 +199,19 @@ async def _execute(
                 await runtime.close()
         engine = _engine(job, runtime, snapshot)
         return CommandOutcome(watch.runs, engine, policy, job.plan.questions, watch.outside_calls)
+
+
+def _note_unused_answers(
+    job: Job, runtime: Runtime, human: Human, screen: Screen, runs: Sequence[Run]
+) -> None:
+    """Say if the programs asked fewer questions than there are prepared answers. Say nothing if a
+    program did not end, or may have used answers in an earlier process.
+    """
+    ended = (RunState.DONE, RunState.INTERRUPTED)
+    unused = job.plan.unused_answers(human)
+    if unused and runtime.journal is None and all(run.state in ended for run in runs):
+        answers = counted(unused, "answer")
+        screen.announce(f"{answers} of --human not used: the programs asked fewer questions")
 
 
 def _elsewhere(job: Job) -> str:

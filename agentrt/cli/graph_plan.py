@@ -113,6 +113,9 @@ class GraphPlan(Plan):
             self.resumes[run.id] = self._invocation.answering(start.session, ())
         return None
 
+    def unused_answers(self, human: Human) -> int:
+        return min(map(len, self._answers.values()), default=0)
+
     # -- before the first start --------------------------------------------------------
 
     async def _open_graph(self, stack: AsyncExitStack) -> Graph:

@@ -53,6 +53,8 @@ class Human:
     time. ``elsewhere`` says in words where else a question can be answered, such as on the
     dashboard. Without a terminal, a question waits for an answer from there; if ``elsewhere`` is
     "", the program fails.
+
+    ``used`` is the largest number of prepared answers that a program has used.
     """
 
     def __init__(
@@ -63,6 +65,7 @@ class Human:
         *,
         elsewhere: str = "",
     ) -> None:
+        self.used = 0
         self._answers = tuple(map(typed, answers))
         self._screen = screen
         self._source = sys.stdin if source is None else source
@@ -73,6 +76,7 @@ class Human:
         program, form = question.program_id, question.form
         if question.earlier < len(self._answers):
             answer = self._answers[question.earlier]
+            self.used = max(self.used, question.earlier + 1)
             value = form.parse(answer)
             if (wrong := _mistake(form, value)) is not None:
                 raise UnansweredError(

@@ -87,6 +87,12 @@ class Plan:
         """Return the program that follows the ended ``run``; None if no program follows."""
         return None
 
+    def unused_answers(self, human: Human) -> int:
+        """Return how many of the prepared answers no program has used. ``human`` has given the
+        answers to the programs' questions.
+        """
+        return max(0, len(self.answers) - human.used)
+
     def drain(self) -> None:
         """Start and resume no more programs, and leave questions to humans open."""
         self._draining = True

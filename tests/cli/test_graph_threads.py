@@ -91,6 +91,16 @@ def test_answers_in_advance_each_begin_a_program(
     assert value["interrupts"] == []
 
 
+@pytest.mark.parametrize("more", [0, 1, 2])
+def test_answers_that_no_thread_needed_are_told_of(
+    write: Write, command: Run, monkeypatch: pytest.MonkeyPatch, more: int
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO())
+    replies = ["--human", "true", "--human", '{"name": "Ann"}', *["--human", "x"] * more]
+    said = command("run", write(ASKS), "--input", '{"cups": 1}', *replies).err
+    assert (f"{more} answer" in said, "of --human not used" in said) == (more > 0, more > 0)
+
+
 def test_what_memory_forgets_is_answered_from_the_start(write: Write, run: Command) -> None:
     path = write(ASKS)
     code, value = run(path, "--input", '{"cups": 1}', "--human", "yes")

@@ -87,7 +87,7 @@ more than the error of the replay. Otherwise the verdict is no gain ("nothing" i
 pairs, chance alone makes a gain in 1 of 32 comparisons.
 Exit codes: those of agentrt run.
 """
-_UNASKED = {"answers": (), "thread": None, "checkpointer": None}
+_ALONE = {"thread": None, "checkpointer": None}
 _own, _output = Options("Comparison"), Options("Output")
 
 
@@ -104,6 +104,13 @@ class _Command(RunCommand):
     "TEXT|JSON|@FILE",
     "The input of programs without an input of their own, as for agentrt run. Repeat the option "
     "to give each instance the next input in turn.",
+)
+@_own.several(
+    "--human",
+    "answers",
+    "TEXT|JSON",
+    "Answer to the first question that each program asks a human. Repeat the option for the next "
+    "question. Graphs that ask with interrupt() cannot be compared.",
 )
 @_own.flag("--real", "Run both orders on the engine, without a replay.")
 @_own.count("--repeat", "Number of pairs of runs.", least=3, default=5)
@@ -126,7 +133,8 @@ def compare(targets: Sequence[str], engine_flags: tuple[str, ...], **options: An
         read_history(Path(options["history"]))
     turns = 2 * options["repeat"] + 2
     past = _History(options["history"])
-    plan = _Turns(_plans(targets, options, turns), turns if options["real"] else 1, past)
+    plans = _plans(targets, options, turns)
+    plan = _Turns(plans, turns if options["real"] else 1, past, options["answers"])
     batch = options["max_num_seqs"]
     settings = EngineOptions(options["model"], batch, scheduler=STOCK, flags=engine_flags)
     return _run(Job(plan, settings, seed=options["seed"], max_live=plan.size), plan, options)
@@ -138,10 +146,8 @@ def _run(job: Job, plan: _Turns, options: dict[str, Any]) -> int:
     with opened_output(verbose=False) as (log, screen, last_words):
         plan.engine = _Recorder(engines.VLLMEngine(job.options))
         outcome = Interrupts(last_words).run(execute(job, plan.engine, screen, log, Drain()))
-        runs, bad = outcome.runs, [run for run in outcome.runs if run.state is not RunState.DONE]
-        if asks := [run.id for run in bad if run.state is RunState.INTERRUPTED]:
-            raise UsageError(f"run {asks[0]} asks a human; compare programs that ask no questions")
-        if bad:
+        runs = outcome.runs
+        if bad := [run for run in runs if run.state is not RunState.DONE]:
             return conclude(job, replace(outcome, runs=bad), screen.console, log, as_json=False)
     each = [
         read(runs[at : at + plan.size], plan.engine.tokens) for at in range(0, len(runs), plan.size)
@@ -170,7 +176,7 @@ def _plans(targets: Sequence[str], options: dict[str, Any], turns: int) -> list[
     parts = [target.partition("=") for target in targets]
     programs = {name: load_program(name) for name, _, _ in parts}
     shared = options["inputs"] or [None]
-    terms = {**options, **_UNASKED, "journal": None, "n": turns}
+    terms = {**options, **_ALONE, "journal": None, "n": turns}
     return [
         plan_of(programs[name], read_input(text if own else shared[number % len(shared)]), terms)
         for number in range(options["n"])
@@ -240,11 +246,14 @@ class _Turns(Plan):
     order of stock vLLM and of agentrt.
 
     The programs have the same ids in each turn, and therefore the same seeds. agentrt's learned
-    history is in the file of ``past``, or in a temporary file.
+    history is in the file of ``past``, or in a temporary file. ``answers`` are the prepared answers
+    to the questions of each program.
     """
 
-    def __init__(self, plans: Sequence[Plan], turns: int, past: _History) -> None:
-        super().__init__()
+    def __init__(
+        self, plans: Sequence[Plan], turns: int, past: _History, answers: Sequence[str]
+    ) -> None:
+        super().__init__(answers=answers)
         self._plans, self._turns, self.past = plans, turns, past
         self.size = len(plans)
         self.engine: _Recorder
@@ -277,6 +286,11 @@ class _Turns(Plan):
         return SchedulerConfig(history=str(self.past.file or self._file))
 
     async def after(self, start: Start, run: Run) -> Start | None:
+        if run.state is RunState.INTERRUPTED:  # at once, and not when all programs have ended
+            raise UsageError(
+                f"graph run {run.id} asks a human with interrupt(), and agentrt compare cannot "
+                "resume graphs; give it an input for which it asks nothing"
+            )
         self._left -= 1
         if not self._left:
             self._over.set()

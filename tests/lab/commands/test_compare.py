@@ -41,6 +41,15 @@ async def search(ctx):
     for turn in range(6):
         await ctx.llm(f"{ctx.run_id} in turn {turn}", max_tokens=40)
 """
+ASKS = """
+from agentrt import program
+
+@program
+async def asks(ctx):
+    await ctx.llm(f"A question of {ctx.run_id}", max_tokens=12)
+    more = await ctx.human("Go on?", choices=["yes", "no"])
+    await ctx.llm(f"{more} for {ctx.run_id}", max_tokens=12)
+"""
 GRAPH = """
 from typing import TypedDict
 from langgraph.graph import START, StateGraph
@@ -197,6 +206,15 @@ def test_graphs_run_beside_programs_each_with_its_input(
     assert [one["type"] for one in found["stock"]] == ["graph"] * 4 + ["search"] * 2
 
 
+def test_each_program_gets_the_prepared_answers(
+    engines: Callable[[int], list[Engine]], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    engines(3)
+    (tmp_path / "asks.py").write_text(ASKS)
+    args = ("asks.py", "--n", "3", "--repeat", "3", "--human", "yes", "--real")
+    assert [one["type"] for one in compared(capfd, *args)["stock"]] == ["asks"] * 3
+
+
 def test_what_cannot_be_compared_is_refused(
     engines: Callable[[int], list[Engine]], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -204,6 +222,7 @@ def test_what_cannot_be_compared_is_refused(
     none = "from agentrt import program\n\n@program\nasync def main(ctx):\n    {}\n"
     (tmp_path / "silent.py").write_text(none.format("pass"))
     (tmp_path / "broken.py").write_text(none.format("1 / 0"))
+    (tmp_path / "asks.py").write_text(ASKS)
     for args, said in (
         ((), "missing argument"),
         (("none.py",), "none.py"),
@@ -219,7 +238,9 @@ def test_what_cannot_be_compared_is_refused(
     for args, code, said in (
         (("silent.py",), 2, "error: run main-1 got no answer from its model"),
         (("chat.py",), 2, "error: 1 calls are too few to replay; give a larger --n, or use --real"),
-        (("graph.py", "--input", '{"text": "ask"}'), 2, "error: run graph-1 asks a human"),
+        (("graph.py", "--input", '{"text": "ask"}'), 2, "error: graph run graph-1 asks a human"),
+        (("asks.py",), 2, "add --human TEXT once for each question"),
+        (("asks.py", "--human", "maybe"), 2, "--human 'maybe': "),
         (("broken.py",), 1, "ZeroDivisionError"),
     ):
         assert call(["compare", *args, "--n", "1"]) == code
