@@ -21,6 +21,13 @@ ON_T = [*SQLITE, "--thread", "t"]
 NO_ID = "0" * 32
 PROGRAM = "@program\nasync def good(ctx): return 1\n"
 WITH_INPUT = ["--input", '{"text": "a"}']
+CHAT = f"{HEAD}def talk(state: MessagesState): return {{}}\ngraph = chain(MessagesState, talk)\n"
+WRONG_MESSAGES = {
+    '{"messages": 5}': ["takes messages as 'messages', such as", "not 5: Unsupported"],
+    '{"messages": [{"content": "x"}]}': ["must contain 'role' and 'content'"],
+    '{"messages": [{"role": "king", "content": "x"}]}': ["Unexpected message type: 'king'"],
+    '{"messages": [{"role": "user", "content": 5}]}': ["content: Input should be a valid"],
+}
 
 
 @pytest.fixture(autouse=True)
@@ -52,6 +59,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (ECHO, "", ["--input", '{"text": 3}'], ["takes text as 'text', not 3"]),
         (ECHO, "", ["--input", '{"cups": true}'], ["takes an integer as 'cups', not true"]),
         (ECHO, "", ["--input", '{"seen": "a"}'], ["takes a list as 'seen', not \"a\""]),
+        *((CHAT, "", ["--input", wrong], words) for wrong, words in WRONG_MESSAGES.items()),
         (ECHO, "", [*WITH_INPUT, "--thread", " "], ["--thread ''", "empty"]),
         (ECHO, "", [*WITH_INPUT, "--thread", "t"], ["--thread t", "sqlite:FILE"]),
         (ECHO, "", ON_T, ["unknown thread 't'", "sqlite:t.db has no checkpoint", "--input"]),

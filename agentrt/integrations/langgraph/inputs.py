@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 import operator
+import textwrap
+from functools import partial
 from typing import Annotated, Any, get_args, get_origin
 
+from langchain_core.messages import convert_to_messages
 from langgraph.channels.base import BaseChannel
 from langgraph.channels.binop import BinaryOperatorAggregate
 from langgraph.channels.last_value import LastValue
+from langgraph.graph.message import add_messages
 from langgraph.graph.state import CompiledStateGraph
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 
 from agentrt.errors import UsageError
 from agentrt.integrations._compat.langgraph import WHOLE_STATE
@@ -42,6 +46,7 @@ def graph_input(graph: Graph, name: str, raw_input: Any) -> Any:
     _check_names(name, raw_input, fields, _required(graph))
     for field, value in raw_input.items():
         _check_type(name, field, value, fields[field])
+        _check_messages(name, field, value, fields[field])
     return raw_input
 
 
@@ -117,6 +122,27 @@ def _check_type(name: str, field: str, value: Any, channel: BaseChannel[Any, Any
     raise UsageError(
         f"graph {name!r} takes {_WORDS[wanted]} as {field!r}, not {json.dumps(value, default=str)}"
     )
+
+
+def _check_messages(name: str, field: str, value: Any, channel: BaseChannel[Any, Any, Any]) -> None:
+    """Check the messages of a field to which LangGraph's `add_messages` adds messages."""
+    reducer = channel.operator if isinstance(channel, BinaryOperatorAggregate) else None
+    if isinstance(reducer, partial):
+        reducer = reducer.func
+    if reducer is not add_messages:
+        return
+    try:
+        convert_to_messages(value if isinstance(value, list) else [value])
+    except Exception as error:  # of several types: ValueError, NotImplementedError, ...
+        why = str(error).partition("\n")[0]
+        if isinstance(error, ValidationError):
+            first = error.errors()[0]
+            why = f"{first['loc'][0]}: {first['msg']}"
+        text = json.dumps(value, default=str, ensure_ascii=False)
+        raise UsageError(
+            f"graph {name!r} takes messages as {field!r}, such as "
+            f'[{{"role": "user", "content": "hello"}}], not {textwrap.shorten(text, 100)}: {why}'
+        ) from error
 
 
 def _wanted(channel: BaseChannel[Any, Any, Any]) -> type | None:
