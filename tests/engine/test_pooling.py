@@ -23,7 +23,7 @@ from agentrt.router import make_router
 from tests.doubles.tinymodel import tiny_model
 from tests.engine.lent import Lent
 from tests.serving.batches.client import request, serve_batches
-from tests.serving.local import MODEL
+from tests.serving.local import MODEL, open_server
 
 pytest.importorskip("vllm")
 pytestmark = [
@@ -127,6 +127,15 @@ async def test_a_text_that_is_too_long_is_refused(client: httpx.AsyncClient) -> 
     long = await client.post("/v1/embeddings", json={"model": "tiny", "input": "word " * 600})
     assert long.status_code == 400
     assert "512" in long.json()["error"]["message"]
+
+
+async def test_a_chat_is_refused_with_what_the_model_can_do(replicas: ReplicaSet) -> None:
+    async with open_server(real=Lent(replicas)) as local:
+        chat = {"messages": [{"role": "user", "content": "hi"}]}
+        refused = await local.client.post("/v1/chat/completions", json=chat)
+    assert refused.status_code == 404
+    said = refused.json()["error"]["message"]
+    assert " generates no text, and has no /v1/chat/completions; it has /v1/embeddings" in said
 
 
 async def test_a_program_is_told_that_the_model_does_not_generate(replicas: ReplicaSet) -> None:

@@ -60,10 +60,14 @@ _CLIENTS = (
 )
 _OPERATORS = ("/v1/load_lora_adapter", "/v1/unload_lora_adapter")
 """Routes for operators only. vLLM has them if VLLM_ALLOW_RUNTIME_LORA_UPDATING is set."""
-_NO_CALLS = (
-    *("/tokenize", "/detokenize", "/v1/messages/count_tokens", *_OPERATORS),
+_POOLING = (
     *("/v1/embeddings", "/v2/embed", "/pooling", "/classify"),
     *("/score", "/v1/score", "/rerank", "/v1/rerank", "/v2/rerank"),
+)
+_GENERATING = ("/v1/chat/completions", "/v1/completions", RESPONSES, MESSAGES)
+_NO_CALLS = (
+    *("/tokenize", "/detokenize", "/v1/messages/count_tokens", *_OPERATORS),
+    *_POOLING,
 )
 _JSON = b"application/json"
 _MODELS = "/v1/models"
@@ -109,6 +113,12 @@ def fronts_of(frontend: Frontend) -> tuple[Front, ...]:
     return tuple(cast(Front, front) for front in each if hasattr(front, "app"))
 
 
+def _paths_of(front: Front) -> set[str]:
+    """Return a front end's public paths, without those that have parameters."""
+    paths = (getattr(route, "path", "{") for route in front.app.routes)
+    return {path for path in paths if "{" not in path and is_public(path, operator=False)}
+
+
 class FrontendApp:
     """vLLM's front ends as one ASGI application behind the server's own routes.
 
@@ -122,8 +132,8 @@ class FrontendApp:
         self._known = [KnownFields(front.app) for front in fronts if strict]
         self._fronts = tuple(fronts)
         self._tries = Tries()
-        every = (getattr(route, "path", "{") for front in fronts for route in front.app.routes)
-        self.paths = {path for path in every if "{" not in path and is_public(path, operator=False)}
+        self._paths_of = {id(front): _paths_of(front) for front in fronts}
+        self.paths = set().union(*self._paths_of.values())
         self._store = ResponseStore(server.runtime.now, lambda: server.response_rows)
         self._sockets: set[ResponseSocket] = set()
         server.at_drain.append(self._drain)
@@ -201,6 +211,7 @@ class FrontendApp:
             send = _edited(kept, send)
         model = await _model(request, read, kind, fields)
         front = self._front(path, tenant, model)
+        self._check_path(path, front)
         WORKS_FOR.set(tenant)
         token = CURRENT_REQUEST.set(CurrentRequest(tenant, len(body), model))
         try:
@@ -333,7 +344,7 @@ class FrontendApp:
             kept = self._store.get(tenant, path.removeprefix(_OF_RESPONSES).partition("/")[0])
             model = None if kept is None else kept.model
         if not self._fronts:
-            raise HTTPException(404, "Not Found")
+            raise HTTPException(404, "this server's engine has no HTTP API; use --engine vllm")
         if not model or len(self._fronts) == 1:
             return self._fronts[0]
         for front in self._fronts:
@@ -341,6 +352,20 @@ class FrontendApp:
                 return front
         names = ", ".join(name for front in self._fronts for name in front.names)
         raise NotServedError(f"this server does not serve model {model!r}; it serves {names}")
+
+    def _check_path(self, path: str, front: Front) -> None:
+        """Raise `ApiError` 404 if a model cannot do what ``path`` asks for, such as embeddings."""
+        paths = self._paths_of[id(front)]
+        if path in paths or path not in (*_GENERATING, *_POOLING):
+            return
+        generates = any(each in paths for each in _GENERATING)
+        does = "generates text" if generates else "generates no text"
+        able = ", ".join(each for each in (*_GENERATING, *_POOLING) if each in paths)
+        raise ApiError(
+            404,
+            f"model {front.names[0]!r} {does}, and has no {path}; it has {able}",
+            code="no_such_path",
+        )
 
     async def _models(self, name: str) -> dict[str, Any]:
         """Return the list of all models and adapters if ``name`` is empty; otherwise return the

@@ -129,6 +129,14 @@ async def test_models_are_listed_and_others_are_not_found(path: str) -> None:
         assert (await local.client.get("/v1/models/other")).status_code == 404
 
 
+@pytest.mark.parametrize("path", ["/v1/embeddings", "/rerank", "/classify"])
+async def test_a_model_that_generates_says_that_it_has_no_embeddings(path: str) -> None:
+    async with open_server() as local:
+        refused = await local.client.post(path, json={"model": MODEL, "input": "hi"})
+    assert refused.status_code == 404
+    assert f"{MODEL!r} generates text, and has no {path}; it has /v1/chat/comp" in refused.text
+
+
 @pytest.mark.parametrize(
     "path",
     ["/ping", "/invocations", "/load", "/kv_event_sources", "/sleep", "/reset_prefix_cache",
