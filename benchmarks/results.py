@@ -47,6 +47,15 @@ _OFFLOAD = "stock+offload", "default", "default+offload"
 _OFFLOAD_FIGURES = ("ms_per_token", "mean_jct_s", "p99_jct_s")
 _EQUAL = 1.01
 """Two figures are called equal if the greater one is at most this many times the other."""
+_ROUTED = {
+    "chat": "--output-scale 0.1 --programs 15",
+    "react": "--context-scale 4 --output-scale 0.5 --gap-scale 0.1 --programs 15",
+    "graphs8": "--context-scale 2 --output-scale 0.1 --gap-scale 0.5 --programs 8",
+    "mixed": "--context-scale 2 --output-scale 0.1 --gap-scale 0.5 --programs 9",
+}
+"""The workloads on which routers are compared, with their options. Prompts and outputs are scaled
+so that they are closer to those of coding agents.
+"""
 _MIX_FIGURES = ("mean", "p99", "known")
 _HELD_OUT = [name for name in ALL_WORKS if name != RECORDED]
 
@@ -117,6 +126,13 @@ SOURCES: Mapping[str, Source] = {
         [
             f"python -m benchmarks room --workload {name} --seeds 3 --seed 7000 --json"
             for name in WORKS
+        ]
+    ),
+    "routing": Source(
+        [
+            "python -m benchmarks simulate routing --policy atlas --depth virtual --replicas 4 "
+            f"--seeds 5 --max-num-seqs 4 --kv-blocks 3500 --workload {name} {options} --json"
+            for name, options in _ROUTED.items()
         ]
     ),
     "clients": Source(["python -m benchmarks clients --json"]),
@@ -369,6 +385,42 @@ def _room_table(results: Results) -> str:
     return _block(markdown(("workload", *heads), rows))
 
 
+def _routing_table(results: Results) -> str:
+    """Return a table with a row for each workload and router."""
+    figures = {"mean_s": ".2f", "prefix_hit_share": ".3f", "balance": ".2f"}
+    rows = [
+        (
+            f"`{cell['workload']}`",
+            f"`{cell['router']}`",
+            *(_spread(cell["by_seed"][name], form) for name, form in figures.items()),
+        )
+        for each in results
+        for cell in each["cells"]
+    ]
+    return _block(markdown(("workload", "router", "mean, s", "hit rate", "balance"), rows))
+
+
+def _cost_router_table(results: Results) -> str:
+    """Return a table with the latencies of the router ``cost``, divided by those of the best other
+    router for each seed.
+    """
+    rows = []
+    for each in results:
+        cells = {cell["router"]: cell["by_seed"] for cell in each["cells"]}
+        ours = cells.pop("cost")
+        ratios = [
+            [mine / min(theirs) for mine, *theirs in _by_seed(name, ours, *cells.values())]
+            for name in ("mean_s", "p95_s")
+        ]
+        workload = each["cells"][0]["workload"]
+        rows.append((f"`{workload}`", *(_spread(values, ".3f") for values in ratios)))
+    return _block(markdown(("workload", "mean", "P95"), rows))
+
+
+def _by_seed(name: str, *routers: Mapping[str, Sequence[float]]) -> Iterable[Sequence[float]]:
+    return zip(*(router[name] for router in routers), strict=True)
+
+
 def _of_seeds(seeds: Sequence[Mapping[str, float]], figure: str) -> float:
     return median(seed[figure] for seed in seeds)
 
@@ -473,6 +525,8 @@ VALUES: Mapping[str, tuple[str, Callable[[Results], str] | None]] = {
     "first-runs-unlike": ("first-runs", _over_mixes(UNLIKE)),
     "first-runs-alike": ("first-runs", _over_mixes(ALIKE)),
     "room-table": ("room", _room_table),
+    "routing-table": ("routing", _routing_table),
+    "routing-cost-table": ("routing", _cost_router_table),
     "clients-table": ("clients", _clients_table),
     "clients-long-256": ("clients", _clients("long", 256)),
     "ratios-table": ("ratios", _ratios_table),
