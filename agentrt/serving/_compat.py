@@ -179,7 +179,10 @@ class TimeoutProtocol(ReaderTimeout, HttpToolsProtocol):
         self._request_timer = self.loop.call_later(self.BOUNDS.request_s, self._too_late)
 
     def _too_late(self) -> None:
-        if self._in_body:  # the waiting application learns that the client has disconnected
+        if self._in_body and self.flow.read_paused and not self.cycle.response_complete:
+            # The client is not slow: the application has not yet read what has arrived.
+            self._await_request()
+        elif self._in_body:  # the waiting application learns that the client has disconnected
             self.transport.abort()
         else:
             self._refuse(408, "Request Timeout")

@@ -15,6 +15,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from agentrt.serving.error_responses import error_response
 
 STARTING = "the engine is starting"
+_STOPS = "the server stops before its engine has started"
+_CROWDED = f"{STARTING}, and too many requests wait for it; try again later"
 _RELOAD_S = 2
 _RESTARTS = 1012
 """The code with which a server that restarts closes WebSockets."""
@@ -48,21 +50,28 @@ class StartingApp:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if self._app is None:
+            if "is_over_limit" in scope.get("state", ()):
+                await _unavailable(_CROWDED)(scope, receive, send)
+                return
             if (answer := _answer(scope)) is not None:
                 await answer(scope, receive, send)
                 return
             await self._is_over.wait()
-        await (self._app or _refuse)(scope, receive, send)
+        await (self._app or _unavailable(_STOPS))(scope, receive, send)
 
 
-async def _refuse(scope: Scope, receive: Receive, send: Send) -> None:
-    if scope["type"] == "websocket":
-        await send({"type": "websocket.close", "code": _RESTARTS})
-        return
-    message = "the server stops before its engine has started"
-    headers = {"Retry-After": str(_RELOAD_S), "Connection": "close"}
-    answer = error_response(scope["path"], 503, message, code="stopping", headers=headers)
-    await answer(scope, receive, send)
+def _unavailable(message: str) -> ASGIApp:
+    """Return an application that refuses requests with status 503."""
+
+    async def refuse(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": _RESTARTS})
+            return
+        headers = {"Retry-After": str(_RELOAD_S), "Connection": "close"}
+        answer = error_response(scope["path"], 503, message, code="starting", headers=headers)
+        await answer(scope, receive, send)
+
+    return refuse
 
 
 def _answer(scope: Scope) -> Response | None:
