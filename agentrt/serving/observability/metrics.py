@@ -27,6 +27,7 @@ from prometheus_client.metrics_core import (
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
+from agentrt.executors.replicas import ReplicaState
 from agentrt.graph import Node, NodeKind
 from agentrt.request import Usage
 from agentrt.runtime.run import Run
@@ -262,7 +263,6 @@ class Collected(Collector):
 # -- the present state ---------------------------------------------------------------------
 
 
-_REPLICA_STATES = ("starting", "ready", "down", "out")
 _Family = type[GaugeMetricFamily] | type[CounterMetricFamily]
 _OF_REPLICA: Sequence[tuple[_Family, str, str, Callable[[EngineStatus], float]]] = (
     (GaugeMetricFamily, "kv_blocks", "KV-cache blocks.", lambda r: r.blocks),
@@ -329,7 +329,7 @@ def gauges(
     ):
         counts = {place: both[index] for place, both in levels.items()}
         yield _gauge(name, text, ("replica", "level"), counts.items())
-    states = {(r.name, state): r.state == state for r in view.replicas for state in _REPLICA_STATES}
+    states = {(r.name, state): r.state == state for r in view.replicas for state in ReplicaState}
     yield _gauge(
         "replica_state",
         "1 for the replica's current state, else 0.",

@@ -18,6 +18,7 @@ from starlette.types import ASGIApp
 
 from agentrt import Context, Runtime, program
 from agentrt.errors import ConfigError, EngineDiedError
+from agentrt.executors.replicas import ReplicaState
 from agentrt.serving.background import STUBBORN, Background
 from agentrt.serving.observability import api, routes
 from agentrt.serving.observability.dashboard import dashboard
@@ -223,6 +224,26 @@ async def test_metrics_parse_and_say_what_happened() -> None:
         assert samples["agentrt_replica_state", ready] == 1
         gate.set()
         await run.wait()
+
+
+class Several(ScriptedExecutor):
+    """As many engines as there are states, one in each state."""
+
+    async def snapshot(self) -> Mapping[str, Any]:
+        replicas = [{"name": f"r-{state}", "state": state} for state in ReplicaState]
+        return {"running": [], "waiting": [], "replicas": replicas}
+
+
+async def test_each_replica_is_in_one_state() -> None:
+    async with served(Several()) as at:
+        text = (await at.get("/metrics")).text
+    states = [
+        (sample.labels["replica"], sample.labels["state"])
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+        if sample.name == "agentrt_replica_state" and sample.value == 1
+    ]
+    assert sorted(states) == sorted((f"r-{state}", state) for state in ReplicaState)
 
 
 class Mortal(ScriptedExecutor):
