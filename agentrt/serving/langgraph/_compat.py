@@ -27,8 +27,8 @@ NULL_TASK = "00000000-0000-0000-0000-000000000000"
 
 
 def message_streams(config: RunnableConfig) -> list[StreamMessagesHandler]:
-    """Return the handlers that stream the messages of a node. The list is empty if no client
-    requested messages.
+    """Return the handlers that stream the messages of a node in stream modes. The list is empty if
+    no client requested these modes.
     """
     callbacks = config.get("callbacks")
     handlers = callbacks.handlers if isinstance(callbacks, BaseCallbackManager) else ()

@@ -174,7 +174,7 @@ _STEP = re.compile(r"([^.\[\]]+)|\[(-?\d+)\]")
 
 def check_paths(paths: Mapping[str, str]) -> Mapping[str, str]:
     """Check paths, and return them unchanged. Each key of ``paths`` is the name of a path. Raises
-    `ValueError` for an invalid path.
+    `ValueError` for an invalid path, and for more than `MAX_PATHS` paths.
     """
     if len(paths) > MAX_PATHS:
         raise ValueError(f"{len(paths)} paths; at most {MAX_PATHS} are allowed")

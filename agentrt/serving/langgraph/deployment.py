@@ -45,9 +45,9 @@ _ABSENT: Mapping[str, str] = {
 class Finding:
     """A finding about a key of ``langgraph.json``, or about a graph.
 
-    ``served`` is False if the key has no effect here, or if packages that it requires are not
-    installed. ``served`` is None if the missing effect is harmless, because the key is meant for
-    another tool.
+    ``served`` is False if the key has no effect here or has an invalid value, if packages that it
+    requires are not installed, or if the graph cannot be made. ``served`` is None if the missing
+    effect is harmless, because the key is meant for another tool.
     """
 
     subject: str

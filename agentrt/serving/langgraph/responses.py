@@ -163,8 +163,8 @@ def _step(value: Any) -> Any:
 
 
 def _repaired(value: Any, depth: int) -> Any:
-    """Replace the texts, numbers and keys in ``value`` that JSON cannot express, and encode the
-    parts that need no repair as they are.
+    """Replace the texts, numbers and keys in ``value`` that orjson refuses, and encode the parts
+    that need no repair as they are.
     """
     if depth > _MAX_DEPTH:
         return _shown(value)

@@ -57,8 +57,8 @@ async def open_api(server: Server, auth: Auth | None) -> AsyncIterator[APIRouter
 
 
 def _widen_default_executor() -> None:
-    """Give the event loop a thread pool in which the synchronous nodes of all runs can run at the
-    same time, so that the engine, and not a small pool, decides which call waits. The pool starts
+    """Give the event loop a thread pool in which a synchronous node of each run can run at the same
+    time, so that the engine, and not a small pool, decides which call waits. The pool starts
     threads only when it needs them.
     """
     pool = ThreadPoolExecutor(MAX_RUNNING, thread_name_prefix="run")

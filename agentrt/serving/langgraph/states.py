@@ -16,10 +16,11 @@ from agentrt.serving.langgraph.responses import to_json
 async def last_state(
     graph: Graph, config: RunnableConfig, *, subgraphs: bool = False
 ) -> StateSnapshot:
-    """Return a thread's latest state, including the pending writes of its tasks.
+    """Return a thread's latest state with the pending writes of its tasks, or the thread's state at
+    the checkpoint that ``config`` names.
 
-    If these writes conflict, for example because two tasks write a value that allows only one
-    writer, return the state without the writes.
+    If the writes conflict, for example because two tasks write a value that allows only one
+    writer, return the latest state without the writes.
     """
     try:
         return await graph.aget_state(config, subgraphs=subgraphs)

@@ -86,8 +86,8 @@ class TenantState:
 
     async def clear_away(self, now: float) -> None:
         """Delete expired items of the store, expired threads or their older checkpoints (`sweep`),
-        old streams, and temporary threads that have not changed for `LINGER_S` seconds before
-        ``now`` (seconds since 1970).
+        old streams, and temporary threads that are not in use and have not changed for `LINGER_S`
+        seconds before ``now`` (seconds since 1970).
         """
         await self.storage.forget_items()
         if await sweep(self.storage.database, now):
@@ -140,8 +140,9 @@ async def open_tenant_state(server: Server) -> AsyncIterator[TenantState]:
 async def sweeping(
     state: TenantState, expire: Callable[[], Awaitable[None]]
 ) -> AsyncIterator[None]:
-    """Until the ``with`` block ends, run `TenantState.clear_away` in the background, store the
-    readings of the database's clock, and call ``expire`` when a question's deadline passes.
+    """Until the ``with`` block ends, run `TenantState.clear_away` in the background, and store the
+    readings of the database's clock. Call ``expire`` at the beginning, when a question's deadline
+    passes or a nearer deadline is noted, and at the latest `_SWEEP_S` seconds after the last call.
     """
 
     async def clear_away() -> None:

@@ -1,4 +1,5 @@
-"""Recognise which earlier call a chat continues, for clients that send no session headers.
+"""Recognise which earlier call a chat continues. If the client names no program, the chat belongs
+to the program of this call.
 
 Every chat has a chain of hashes. Each message has one hash, which covers all messages up to and
 including this message. After a call, two hashes are stored: the hash of the call's chat, and the
@@ -17,7 +18,7 @@ from typing import Any, Generic, TypeVar
 T = TypeVar("T")
 
 MOST = 16_384
-"""Maximum number of stored hashes. A request with one choice stores two."""
+"""Maximum number of stored hashes of a tenant. A request with one choice stores two."""
 _BYTES = 16
 
 

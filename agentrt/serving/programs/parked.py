@@ -86,7 +86,8 @@ class Parking:
         """Resume the parked runs whose time has come, and return when the next run is due.
 
         Times are seconds of the journal's clock. The result is infinity if no run waits for a time,
-        and a time in the past if all runs that waited for a time were resumed.
+        and a time in the past if all runs that waited for a time were resumed, or if more than
+        `_AT_ONCE` runs were due.
         """
         due_programs, left, due = [(0.0, "")], _AT_ONCE, math.inf
         while due_programs := await self._waits.first_due(

@@ -33,9 +33,9 @@ from agentrt.steady import Alarm
 
 _LOG = logging.getLogger(__name__)
 _KEPT = 1000
-"""Maximum number of ended runs whose results clients can still retrieve."""
+"""Maximum number of ended runs in memory, whose results clients can retrieve without a journal."""
 _KEPT_S = 3600.0
-"""Seconds for which the result of an ended run can be retrieved."""
+"""Seconds for which an ended run stays in memory."""
 _AHEAD = 1024
 """Maximum number of events that wait for a slow reader. The reader misses further events, except
 the end of the run.
@@ -177,8 +177,8 @@ class ProgramRuns:
         self.refuse(event, f"run {run.id} {why}", run.type, run.row.tenant)
 
     def refuse(self, event: HappenedEvent, why: str, program: str, tenant: str) -> None:
-        """Record that an event started no run, or that its run failed, so that people see the
-        failure.
+        """Record that an event started no run, or that its run failed or was cancelled, so that
+        people see it.
         """
         sending = self._runtime.events.refuse(event, why, program, tenant)
         with tracking.outside():

@@ -1,9 +1,9 @@
 """The names that a submitted program can use. This module runs in the sandbox, before the program.
 
 It is written in the subset of Python that the sandbox's interpreter knows: no decorators of
-methods, no base classes, and few special methods. Apart from the program's result, all data
-leaves the sandbox through calls of ``_ask`` or ``_do``, as plain data. The host checks whether the
-program may make such a call; this module checks nothing.
+methods, no base classes, and few special methods. Apart from the program's result or error, all
+data leaves the sandbox through calls of ``_ask`` or ``_do``, as plain data. The host checks whether
+the program may make such a call; this module checks nothing.
 """
 
 from __future__ import annotations

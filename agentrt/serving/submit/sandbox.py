@@ -40,7 +40,7 @@ from agentrt.serving.tenants import Limits
 from agentrt.serving.tenants.limits import Bucket
 
 TURN_S = 0.5
-"""Maximum number of seconds that a program may compute without waiting for a call."""
+"""Maximum number of seconds that a program may compute without making a call."""
 _MIB = 1 << 20
 _MOST_ASKED, _LONGEST_S = 32, 0.05
 """A turn is paused after this many calls or seconds, so that other programs of the tenant get a
@@ -353,7 +353,7 @@ class Workers:
     ``programs`` counts the tenant's live programs.
 
     Tenants never share a process. Methods whose names end in ``_here`` block, so call them in a
-    thread, one at a time.
+    thread. Call `enter_here` only in a turn, because its first call opens the pool of processes.
     """
 
     def __init__(self, threads: Executor) -> None:

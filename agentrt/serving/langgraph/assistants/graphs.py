@@ -5,9 +5,9 @@ A factory with parameters may make a different graph for each run, so it is call
 for each request for the graph's schemas or a thread's state. All other graphs are made once.
 
 A native program (``@program``) becomes a graph with a single node. Its calls stream their tokens to
-clients that request messages. `Context.human` becomes an interrupt of LangGraph: the run ends with
-the question, and the run that answers the question calls the function again from its beginning, as
-LangGraph does with a node.
+clients that request the stream mode ``messages`` or ``messages-tuple``. `Context.human` becomes an
+interrupt of LangGraph: the run ends with the question, and the run that answers the question calls
+the function again from its beginning, as LangGraph does with a node.
 """
 
 from __future__ import annotations
@@ -178,7 +178,7 @@ class TokenStream:
 
     @property
     def wanted(self) -> bool:
-        """Whether a client has requested messages."""
+        """Whether a client has requested messages in stream modes."""
         return bool(self._streams)
 
     async def of(self, pieces: AsyncIterator[Answer]) -> AsyncGenerator[Answer, None]:
@@ -331,7 +331,8 @@ async def made(name: str, served: ServedGraph, stack: AsyncExitStack, access: Ac
 
 def schemas_of(graph: Any, name: str | None = None) -> dict[str, Any]:
     """Return the JSON schemas of a graph; None stands for a schema that cannot be made. The
-    config's ``configurable`` has the same schema as the context.
+    config's ``configurable`` has the same schema as the context, or {} if the context has
+    none.
     """
     context = _schema(lambda: graph.get_context_jsonschema())
     return {

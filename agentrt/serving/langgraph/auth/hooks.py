@@ -217,7 +217,7 @@ def authenticate(auth: Auth | None) -> Callable[[Request], Awaitable[None]]:
 
 async def caller_of(request: Request, auth: Auth | None, tenant: str) -> Requester:
     """Return the caller of a request of ``tenant``. Raises the errors of the authenticate hook, and
-    500 if the hook has unknown parameters or returns a user without an identity.
+    500 if the hook has unknown parameters or returns a user that `User` refuses.
     """
     user, hook = None, authenticate_hook(auth)
     if hook is not None:
@@ -303,8 +303,8 @@ def load_auth(project: Path) -> Auth | None:
     """Load the `Auth` object that the ``langgraph.json`` at ``project`` names; None if the file
     names no `Auth` object.
 
-    Raises `ProgramLoadError` if the object cannot be loaded or is not an `Auth`, and for unknown
-    settings.
+    Raises `ProgramLoadError` if the object cannot be loaded or is not an `Auth`, and for settings
+    that are unknown or have another form.
     """
     section = read_json(project).get("auth")
     if section is None:

@@ -272,7 +272,8 @@ class Database:
     async def reading(self, *, rows: bool = False) -> AsyncIterator[AsyncConnection]:
         """Open a connection for queries only. ``rows`` is as in `writing`.
 
-        Raises 503 if a query of a client takes longer than `READ_S` seconds.
+        Raises 503 if a query of a client takes longer than `READ_S` seconds, or if the database
+        does not answer a client's query at all.
         """
         async with (
             limited(),

@@ -1,8 +1,8 @@
 """Stored responses of the Responses API, so that chats can continue after a restart.
 
 A row has the items that its response added to the chat, and the id of the previous response. A row
-is deleted when it is old, or when the tenant's rows are too many or too large, but not while a
-newer response continues its chat.
+is deleted when a client deletes the response, when it is old, or when the tenant's rows are too
+many or too large, but not while a newer response continues its chat.
 """
 
 from __future__ import annotations

@@ -22,8 +22,8 @@ _LIMITS = {threads.name: "threads", assistants.name: "assistants", crons.name: "
 
 @dataclass(slots=True)
 class _Stored:
-    """The size of a tenant's items in the store, in characters: the size at the last count plus the
-    size of the items that were written since then.
+    """The size of a tenant's items in the store: their characters at the last count plus the bytes
+    of the items that were written since then.
     """
 
     size: int
@@ -57,7 +57,7 @@ class Quotas:
             raise _full(tenant, f"{count - 1} {limit}", limit, most)
 
     async def new_item(self, database: Database, tenant: str, root: str, size: int) -> None:
-        """Check the size of a tenant's items before adding an item of ``size`` characters.
+        """Check the size of a tenant's items before adding an item of ``size`` bytes.
 
         The namespaces of the tenant's items begin with the label ``root``. Raises 507 if the item
         does not fit.

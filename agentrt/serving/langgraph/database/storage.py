@@ -171,7 +171,8 @@ async def open_storage(
     """Open the database that ``option``, the value of ``--database``, names.
 
     ``lifetimes`` are the defaults for items and threads. ``machine`` has the clocks of the machine.
-    Raises `ConfigError` if the database cannot be opened.
+    Raises `ConfigError` if the database cannot be opened, or if the installed version of
+    LangGraph's store is too old (`check_store_version`).
     """
     lifetimes = lifetimes or Lifetimes()
     # A read that refreshes a lifetime is also a write, so reads refresh only if the project wants

@@ -120,8 +120,8 @@ class Threads:
     ) -> None:
         """Store a thread's state (`thread_state`) after a change or at the end of a run.
 
-        ``run_end`` are the statements that store the run's end (`Runs.end`) and the last events of
-        its stream; they are executed in the same transaction.
+        ``run_end`` are the statements that store the run's end (`Runs.end`), its webhook, and the
+        last events of its stream; they are executed in the same transaction.
         """
         now = time.time()
         async with self._database.writing(rows=True) as connection:

@@ -251,7 +251,7 @@ class ProtocolCommands:
         await self._state_at(caller, thread, at)
         last = await self._state.runs.last_of(str(thread))
         if last is None:
-            raise _ProtocolError("no_such_run", "the thread has no run yet; use run.start")
+            raise _ProtocolError("no_such_run", "the thread has no run; use run.start")
         body = last.followed_by(
             ProtocolRunBody, input=fork.input, checkpoint=at, config=fork.config
         )

@@ -177,7 +177,7 @@ class ProtocolRoutes(Routes):
         for record in past:
             live = self._queue.get(record.run_id)
             if self._begins_later(record, live):
-                continue  # the queue yields the run when it begins
+                continue  # the queue yields the run if it begins
             while waiting and waiting[0].run < record.number:
                 yield waiting.pop(0)
             done.add(record.run_id)
@@ -268,8 +268,8 @@ class ProtocolRoutes(Routes):
         return {each["id"]: each for each in interrupts_in(row.interrupts)}
 
     def _begins_later(self, record: RunRecord, live: LiveRun | None) -> bool:
-        """Return whether a run has not begun: it waits in the queue, or is stored but not queued
-        yet.
+        """Return whether a run has not begun: it waits in the queue, is stored but not queued yet,
+        or was stopped before it began.
         """
         if live is not None:
             return live.task is None

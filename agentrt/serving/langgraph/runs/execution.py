@@ -104,7 +104,9 @@ class Execution:
         self._began = time.time()
         self._stream = adapter_of(live.record)
         self._tried = False
-        """Whether a try to store the run's end began. It may be stored although the try failed."""
+        """Whether a try to store the run's end began. The end may be stored although the try
+        failed.
+        """
         self._ignored = ""
         """A sentence about the keys of the input that the graph ignores."""
 
@@ -285,7 +287,7 @@ class Execution:
             self._state.webhooks.begin(self._record.run_id)
 
     async def _roll_back(self) -> None:
-        """Undo all changes of the run to its thread, and delete the run."""
+        """Undo the run's changes to the state of its thread, and delete the run."""
         record, storage = self._record, self._state.storage
         if record.origin is not None:
             await storage.revoked.revoke(record.run_id)

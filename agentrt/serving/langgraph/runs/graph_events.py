@@ -318,6 +318,7 @@ class EventsBody(Body):
     """The events of a thread that a client requests: the channels of the events, the namespaces
     that contain the events, and the event number (``since``) after which the stream begins.
     ``depth`` is how many levels inside these namespaces an event may be; None means any level.
+    Without ``namespaces``, events of all namespaces are streamed, and ``depth`` has no effect.
     """
 
     channels: Annotated[list[str], Field(min_length=1, max_length=64), AfterValidator(_known)]

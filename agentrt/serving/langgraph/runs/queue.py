@@ -121,7 +121,7 @@ class RunQueue:
         return live
 
     def get(self, run_id: str) -> LiveRun | None:
-        """Return a live run, or None if it has ended."""
+        """Return a live run; None if the run has ended or is unknown."""
         return self._live.get(run_id)
 
     def is_running(self, thread: str) -> bool:
@@ -196,7 +196,9 @@ class RunQueue:
         return [key for key, live in self._live.items() if live.record.thread_id == thread]
 
     async def close(self) -> None:
-        """Stop all runs without storing their ends, so that the next server resumes them."""
+        """Stop all runs without storing their ends, so that the next server resumes them. For a run
+        that has ended, but whose end could not be stored yet, storing it is tried once more.
+        """
         self._open = False
         tasks = [live.task for live in self._live.values() if live.task is not None]
         for live in list(self._live.values()):

@@ -10,10 +10,11 @@ only has their keys.
 
 A run that was interrupted by a crash resumes from the graph's latest checkpoint, if the graph
 itself, and not only a subgraph, has added a checkpoint since the run's start. This checkpoint
-already contains the run's input. Otherwise, the run starts again as it was requested, but without
-the answers that tasks have taken, because LangGraph would give these answers to the next questions.
-An answer counts as taken if the task that asked has written something since the run's start, or if
-the subgraph to which this task belongs has added checkpoints since then.
+already contains the run's input. Otherwise, the run starts again as it was requested. In this case,
+either the changes of the earlier attempt are undone first (`_starts_over`), or the run starts
+without the answers that tasks have taken, because LangGraph would give these answers to the next
+questions. An answer counts as taken if the task that asked has written something since the run's
+start, or if the subgraph to which this task belongs has added checkpoints since then.
 """
 
 from __future__ import annotations
@@ -50,9 +51,9 @@ async def origin_of(storage: Storage, record: RunRecord) -> Origin:
 
     At the first start, the origin is read from the thread. At later starts, it is the origin that
     was stored at the first start. The origin has the pending writes that the run can change: the
-    writes of the thread's latest checkpoint and, for a run that answers questions, the writes of
-    the checkpoints that the request names as the run's start. Any other run from an earlier
-    checkpoint begins with a new checkpoint, and changes no earlier writes.
+    writes of all checkpoints from the graph's latest checkpoint on or, for a run that answers
+    questions, from the earliest checkpoint that the request names as the run's start. Any other run
+    from an earlier checkpoint begins with a new checkpoint, and changes no earlier writes.
     """
     if record.origin is not None:
         return record.origin
@@ -67,7 +68,7 @@ async def origin_of(storage: Storage, record: RunRecord) -> Origin:
 
 
 async def roll_back(database: Database, thread: str, origin: Origin) -> None:
-    """Undo all changes to a thread since ``origin``."""
+    """Undo all changes to a thread's checkpoints and pending writes since ``origin``."""
     async with database.writing() as connection:
         await delete_after(connection, database, thread, origin.latest)
         now = await writes_since(connection, database, thread, origin.since)
@@ -166,7 +167,7 @@ class _QuestionProgress:
     """The progress of the questions that were open at a run's start."""
 
     askers: Mapping[str, set[Task]]  # the tasks that asked each question, by the question's id
-    moved: set[Task]  # the askers that have written something since
+    moved: set[Task]  # the askers that have written since, or whose subgraph added checkpoints
     answered: bool  # whether any task has taken an answer since
 
     def left_of(self, resume: Any) -> Any:

@@ -158,7 +158,8 @@ class RunRoutes(Routes):
         wait: bool = False,
         action: CancelAction = "interrupt",
     ) -> Response:
-        """Stop a run. The action ``rollback`` also undoes the run's changes and deletes the run.
+        """Stop a run. The action ``rollback`` also undoes the run's changes to its thread's state,
+        and deletes the run.
 
         If the run has not begun, it has ended when the response is sent. If the run has begun,
         ``wait`` says whether the response waits for the run's end.

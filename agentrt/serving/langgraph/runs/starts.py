@@ -119,7 +119,8 @@ class StartRoutes(Routes):
         allow the run. Raises 429 if the queue is full, 503 if the server is shutting down, 507 if
         the tenant has reached its limit of threads, and `BusyError` if the tenant has reached
         another limit. Raises 507 also if the database's disk is nearly full: not each request that
-        starts a run has passed the check of its route.
+        starts a run has passed the check of its route. Raises `ProgramLoadError` if the names of
+        nodes in the body are to be checked and the graph cannot be made.
         """
         await self._state.room.check()
         assistant = await self.assistant(caller, thread, body)
@@ -177,7 +178,7 @@ async def _new_run(
     assistant: Mapping[str, Any],
     clock: SteadyClock,
 ) -> tuple[NewRun, Filter | None]:
-    """Ask the authentication hooks whether the caller may create the run. Return the run to create,
+    """Ask the authorization hooks whether the caller may create the run. Return the run to create,
     and the hooks' filter for the run's thread. The run's start time is a time of ``clock``.
     """
     run_id = uuid4()

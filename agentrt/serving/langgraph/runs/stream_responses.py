@@ -45,7 +45,8 @@ def event_stream(
 ) -> EventSourceResponse:
     """Return a response that streams events as they come, except events of the streaming protocol.
     With ``modes``, only events of these stream modes and errors are sent. ``numbered`` says whether
-    the events are sent with their numbers as ids. ``on_leave`` is called if the client disconnects.
+    the events are sent with their numbers as ids. ``on_leave`` is called if the client disconnects
+    or ``source`` raises another error than `FellBehindError`.
     """
 
     async def parts() -> AsyncIterator[ServerSentEvent]:

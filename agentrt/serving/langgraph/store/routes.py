@@ -367,5 +367,7 @@ def _item_json(item: Item) -> dict[str, Any]:
 
 
 def _zoned(time: datetime) -> datetime:
-    """Return a time with a time zone. Times of SQLite have none, and are in UTC."""
+    """Return a time with a time zone. Times that another program has stored in SQLite have none,
+    and are in UTC.
+    """
     return time if time.tzinfo is not None else time.replace(tzinfo=UTC)

@@ -161,8 +161,9 @@ class ThreadQuestions:
     async def _resume(self, question: QuestionView, value: Any, caller: Requester | None) -> str:
         """Start a run that resumes a thread with an answer, and return the run's id.
 
-        The new run has the assistant, the config and the context of the thread's last run. Without
-        a caller, the new run also has the last run's user. Raises `QuestionClosedError` if the
+        The new run has the assistant, the config and the context of the thread's last run. If the
+        thread has no run, the new run has the default assistant of the thread's graph. Without a
+        caller, the new run also has the last run's user. Raises `QuestionClosedError` if the
         question is closed.
         """
         assert question.thread is not None

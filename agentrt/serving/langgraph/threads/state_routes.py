@@ -65,7 +65,7 @@ class StateRoutes(Routes):
         async with self._graph(caller, thread_id, "update") as opened:
             if opened is None:
                 raise invalid(
-                    f"thread {key} has no graph yet; start a run in it, or set its "
+                    f"thread {key} has no graph of this server; start a run in it, or set its "
                     "metadata.graph_id"
                 )
             graph_id, graph = opened
@@ -154,8 +154,8 @@ class StateRoutes(Routes):
         subgraphs: bool = False,
         select: Sequence[str] | None = None,
     ) -> Object:
-        """Return a thread's state at a checkpoint. Raises 404 if the thread or the checkpoint does
-        not exist, and 422 for a checkpoint of another thread.
+        """Return a thread's state at a checkpoint. Raises 404 if the thread, the checkpoint or its
+        namespace does not exist, and 422 for a checkpoint of another thread.
         """
         config = _config(thread_id, checkpoint)
         async with self._graph(caller, thread_id, "read") as opened:
