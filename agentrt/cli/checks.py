@@ -60,7 +60,8 @@ DoctorOptions = Mapping[str, str | None]
 """The options of ``agentrt doctor``, by name."""
 Check = Callable[[DoctorOptions], CheckResult | None]
 """A function that checks one requirement. It returns None if the options do not request the check.
-If the function raises an error, the state of the check is `MISSING`.
+If the function raises an error, the state of the check is `MISSING`; but a `ConfigError` ends the
+command.
 """
 
 

@@ -122,7 +122,8 @@ async def all_done(journal: Journal | None, starts: Sequence[Start]) -> bool:
     no engine.
 
     Raises `JournalError` if programs of the same type in the journal had another input or were
-    recorded without their content, and `UnrecordableError` if the input cannot be recorded.
+    recorded without their content. If the journal has programs of this type, also raises
+    `UnrecordableError` for an input that cannot be recorded.
     """
     if journal is None:
         return False

@@ -125,8 +125,8 @@ _server, _tenants, _events = Options("Server"), Options("Tenants"), Options("Eve
 )
 @_server.seconds(
     "--keep-alive",
-    "Send a comment or ping on a stream that has sent nothing for this time, for example because "
-    "its call waits, so that no proxy or client closes it; 0: never.",
+    "Longest time for which a stream sends nothing, for example because its call waits. Then the "
+    "server sends a comment or ping, so that no proxy or client closes the stream; 0: never.",
     least=0,
     default=10.0,
 )

@@ -117,7 +117,7 @@ class Serving:
             listening = self.listener.serving(self.starting, job.bounds)
             http = await stack.enter_async_context(listening)
             stack.callback(self.starting.close)
-            # Before the engine starts, which takes minutes.
+            # Reserve the database before the engine's start, which takes minutes.
             await stack.enter_async_context(reserved(Address.parse(job.database)))
             served = await self._prepared(stack)
             journal = await stack.enter_async_context(opened_journal(job.journal))

@@ -26,7 +26,7 @@ from agentrt.executors.vllm.processes import end_descendants
 T = TypeVar("T")
 
 STOP_WITHIN_S = 4.0
-"""Maximum duration, in seconds, of a stop by a first signal. The documentation promises 5 s."""
+"""Maximum duration of a stop by a first signal, in seconds."""
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 

@@ -46,8 +46,8 @@ _worker = Options("Worker")
 def worker(targets: tuple[str, ...], **options: Any) -> int:
     """Offer the functions in TOOLS.py as tools to all agents that use an MQTT broker.
 
-    All functions with @tool are offered; a function without it is offered if you
-    name it. Agents find the tools with 'agentrt run|serve --broker'.
+    All functions with @tool are offered. If you name functions, only these are offered,
+    with or without @tool. Agents find the tools with 'agentrt run|serve --broker'.
     """
     from agentrt.cli.faults import StoppedError
     from agentrt.cli.signals import SIGNALS, Drain, Interrupts

@@ -16,7 +16,7 @@ _FIRST_REST_S = 1.0
 _LONGEST_REST_S = 60.0
 _LONGEST_TEXT = 500
 _STEADY_S = 30.0
-"""Seconds without an error after which a task has recovered."""
+"""Seconds without a new error, from the retry of a task on, after which the task has recovered."""
 
 _log = logging.getLogger(__name__)
 
@@ -100,7 +100,8 @@ class Background:
         rest_s = min(_LONGEST_REST_S, self._rest_s * 2.0 ** (count - 1))
         first_line = str(error).strip().partition("\n")[0]
         text = f"{type(error).__name__}: {first_line}"[:_LONGEST_TEXT]
-        if count & (count - 1) == 0:  # log failures 1, 2, 4, 8 and so on, which are mostly equal
+        # Failures in a row are mostly equal, so log only the failures 1, 2, 4, 8 and so on.
+        if count & (count - 1) == 0:
             _log.warning(
                 "background task %s failed (%d in a row) and will be retried: %s",
                 *(name, count, text),

@@ -84,7 +84,8 @@ def send_now(sending: Awaitable[None]) -> bool:
     """Run ``sending``, which sends a message, without waiting, and return whether the message was
     sent.
 
-    The message is not sent if earlier bytes are still waiting for the client to read them.
+    The message is not sent if earlier bytes are still waiting for the client to read them, or if
+    the answer has ended.
     """
     steps = sending.__await__()
     try:

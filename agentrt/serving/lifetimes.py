@@ -30,8 +30,8 @@ class ThreadTtl(BaseModel):
 class _LifetimeSection(SettingsSection):
     """A section of a langgraph.json that has the lifetimes of threads or of store items.
 
-    ``sweep_interval_minutes`` and ``sweep_limit`` have no effect, because expired data is always
-    removed twice a minute.
+    ``sweep_interval_minutes`` and ``sweep_limit`` have no effect, because expired data is removed
+    twice a minute, at most 1,000 threads at a time.
     """
 
     default_ttl: Minutes | None = None

@@ -104,7 +104,7 @@ class Listener:
             ws=bounded(SocketProtocol, bounds),
             ws_max_size=min(bounds.message_bytes, bounds.body_bytes),
             ws_ping_interval=SOCKET_PING_S,
-            ws_per_message_deflate=False,  # costs memory, and would expand decompression bombs
+            ws_per_message_deflate=False,  # compression costs memory and allows decompression bombs
             lifespan="off",
             log_config=None,
             log_level="error",  # else each malformed request would be logged
@@ -202,7 +202,9 @@ def _port_error(host: str, port: int, error: OSError) -> ConfigError:
 
 
 def _file_limit() -> int:
-    """Raise the limit of open files as far as allowed, at most to 65536, and return the limit."""
+    """Raise the limit of open files as far as allowed, at most to 65536, and return the limit. If
+    there is no limit, return 65536.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = 65536 if hard == resource.RLIM_INFINITY else min(hard, 65536)
     if soft != resource.RLIM_INFINITY and soft < wanted:

@@ -21,8 +21,8 @@ SHARE = 0.25
 BURST_S = 0.004
 """Seconds that large requests may use in advance of their share."""
 _MOST_S = 0.1
-"""Maximum number of seconds that are charged to large requests at a time. A longer step is not
-charged in full.
+"""Maximum debt of large requests, in seconds: the charged time that is not paid off yet. A second
+pays off `SHARE` seconds. Time beyond this maximum is not charged.
 """
 _LEAST_S = 0.0005
 """Waits that are shorter than this number of seconds are skipped."""

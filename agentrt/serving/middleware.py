@@ -73,8 +73,8 @@ class Middleware:
     """An ASGI middleware that passes requests to ``app``, or answers them with an error.
 
     Requests at a path of ``direct`` go to that path's application, which is faster than the routing
-    of ``app``. ``scope["state"]`` gets the ``tenant``, whether it is an ``operator``, the
-    ``request_id``, and the ``headers`` by name.
+    of ``app``. ``scope["state"]`` gets the ``tenant``, whether it is an ``operator``, and for HTTP
+    the ``request_id`` and the ``headers`` by name.
     """
 
     def __init__(

@@ -115,7 +115,7 @@ def _names(origins: Origins, host: str) -> bool:
     port.
     """
     name = _name(host)
-    if not host:  # possible in HTTP/1.0 only; browsers always send a host
+    if not host:  # browsers always send a host
         return True
     if name in (origins.listens.lower(), "localhost") or name.endswith(".localhost"):
         return True

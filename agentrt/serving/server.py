@@ -113,7 +113,7 @@ class Server:
     - ``background``: the background tasks of the APIs.
     - ``checks``: functions that return why the server is not ready, or None, by name.
     - ``submit``: whether clients may send programs as source.
-    - ``webhooks``: the hosts that may be called at the end of runs.
+    - ``webhooks``: the rules of the webhooks that are called at the end of runs.
     - ``lifetimes``: how long threads and store items are kept.
     - ``live``: by tenant, the number of live runs that clients or events started (`ProgramRuns`).
     - ``park_s``: seconds after which a recorded run that waits only for humans or times leaves

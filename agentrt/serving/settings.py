@@ -24,8 +24,8 @@ S = TypeVar("S", bound=SettingsSection)
 def read_section(projects: Sequence[Path], name: str, kind: type[S]) -> tuple[Path, S] | None:
     """Return the project that has the section ``name``, such as ``http.cors``, and the section.
 
-    Returns None if no project has the section. Raises `ConfigError` if several projects have it,
-    and `ProgramLoadError` for invalid values.
+    Returns None if no project has the section; an empty section does not count. Raises
+    `ConfigError` if several projects have it, and `ProgramLoadError` for invalid values.
     """
     sections = {project: section for project in projects if (section := _section(project, name))}
     if len(sections) > 1:

@@ -1,8 +1,9 @@
 """What the server answers while its engine starts, which may take minutes.
 
 A health check gets status 503 at once, so that whoever starts the server can see that it is alive
-and not ready yet. The chat page and the dashboard show that the engine starts, and load themselves
-again. All other requests wait until the engine has started.
+and not ready yet. A request for metrics gets status 503, too. The chat page and the dashboard show
+that the engine starts, and load themselves again. All other requests wait until the engine has
+started. While too many connections are open, new requests are refused.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ _PAGE = f"""<!doctype html>
 
 
 class StartingApp:
-    """The server's application: answers itself until `open` is called, and then passes all requests
-    on to the application that `open` was called with.
+    """The server's application: it answers or holds requests until `open` is called, and then
+    passes all requests on to the application that `open` was called with.
     """
 
     def __init__(self) -> None:

@@ -66,7 +66,7 @@ class Files:
         """Add the record of a file whose content is already stored, and return the record.
 
         The file expires after ``lifetime_s`` seconds; with None it does not expire. Idempotent.
-        Raises `OSError` if the record cannot be written.
+        Raises `OSError` if the content is missing or the record cannot be written.
         """
         if (known := self.records.find(tenant, file_id)) is not None:
             return known

@@ -23,8 +23,8 @@ _MAX_CUSTOM_ID = 512
 _STREAM = "stream"
 _BATCH_ID_PREFIX = "batch_"
 ANSWER_ID_PREFIX = "batch_req_"
-"""The beginning of the ids of answers. The id of an answer is also the name of the program that
-makes the calls for the answer.
+"""The beginning of the ids of answers. For a request to the model, the id of the answer is also the
+name of the program that makes the calls.
 """
 
 

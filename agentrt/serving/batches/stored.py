@@ -29,7 +29,9 @@ class StoredFile:
 
     @classmethod
     def from_fields(cls, fields: Mapping[str, Any]) -> StoredFile:
-        """Return the record with these stored fields. Raises `TypeError` for unknown fields."""
+        """Return the record with these stored fields. Raises `TypeError` for unknown or missing
+        fields.
+        """
         return cls(**fields)
 
     def to_fields(self) -> Mapping[str, Any]:
@@ -79,7 +81,9 @@ class StoredBatch:
 
     @classmethod
     def from_fields(cls, fields: Mapping[str, Any]) -> StoredBatch:
-        """Return the record with these stored fields. Raises `TypeError` for unknown fields."""
+        """Return the record with these stored fields. Raises `TypeError` for unknown or missing
+        fields.
+        """
         return cls(**fields)
 
     @property

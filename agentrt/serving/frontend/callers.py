@@ -111,7 +111,7 @@ class RequestCaller(Caller):
         if isinstance(error, asyncio.CancelledError):
             if self.is_gone or (self._off is None and run.ended_at is None):
                 return None
-            _uncancel()  # `call_off` cancelled the task; nothing else did
+            _uncancel()  # `call_off` or the end of the run cancelled the task; nothing else did
             self.error = self._off or CalledOffError(run.id)
         elif isinstance(error, AgentrtError):
             self.error = error

@@ -116,7 +116,7 @@ class Exchange:
 
         Before the answer begins, raises `BusyError` if the tenant is at a limit. Raises `ApiError`
         if the program has passed its deadline or its limit of calls, and for an invalid header or
-        field that names the program.
+        field about the program.
         """
         hashes = await self._hashes()
         digest, now = hashes[-1] if hashes else b"", asyncio.get_running_loop().time()
@@ -349,7 +349,9 @@ class Exchange:
             message["body"] = edit.whole(message["body"])
 
     def _read(self, message: Message) -> None:
-        """Parse a piece of the answer. The last piece of the answer ends the request's calls."""
+        """Parse a piece of the answer. The last piece ends the request's calls, unless the response
+        is generated in the background.
+        """
         body = message["body"]
         if self.path == RESPONSES:
             self._size += len(body)

@@ -298,7 +298,8 @@ class ItemReader:
         text.
 
         The tools are described here and not at the beginning of the prompt, because a changed
-        beginning would miss the prefix cache.
+        beginning would miss the prefix cache. With ``strict_calls``, they are described in both
+        places.
         """
         self._add_tools(tools, deferred=not self.strict_calls)
         lines = loaded_tools(tools, _tool_line)

@@ -36,7 +36,7 @@ MOST_DROPPED = 1024
 closed.
 """
 MOST_WAITING_BYTES = 32 * 1024 * 1024
-"""Maximum size of these messages together."""
+"""Maximum size of all waiting messages together, in bytes."""
 _OWN_HEADERS = frozenset(
     [
         *(b"connection", b"upgrade", b"content-length", b"content-type", b"content-encoding"),

@@ -31,8 +31,8 @@ SESSIONS = frozenset({b"session-id", b"session_id", b"x-session-affinity"})
 _MOST_COUNT = 100
 
 Client = tuple[Any, ...]
-"""A key that identifies a client: tenant, path, and the headers and the address in which clients of
-one tenant differ.
+"""A key that identifies a client: the tenant and the path, and for requests without an
+``Idempotency-Key`` also the headers and the address in which clients of one tenant differ.
 """
 
 

@@ -1,8 +1,8 @@
 """The MCP endpoint at ``/mcp``: streamable HTTP, in both generations of the protocol.
 
-The SDK's own server runs behind this server's middleware, so that keys, size limits and draining
-are the same as for all routes. A session belongs to the tenant that began it. Importing the SDK
-takes about a second; only the first request waits for it.
+The SDK's own server runs behind this server's middleware, so that keys and size limits are the
+same as for all routes. A draining server refuses only new tool calls. A session belongs to the
+tenant that began it. Importing the SDK takes about a second; only the first request waits for it.
 """
 
 from __future__ import annotations

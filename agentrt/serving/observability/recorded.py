@@ -56,7 +56,7 @@ _NO_JOURNAL = (
 _OTHERS = "(another tenant's program)"
 _RESPONSES: dict[int | str, dict[str, Any]] = {
     404: {"description": "The server has no journal, or the journal has no such program"},
-    413: {"description": "The program has too many nodes for a page"},
+    413: {"description": "The program is too large for a page"},
     503: {"description": "The journal cannot be read"},
 }
 _log = logging.getLogger(__name__)

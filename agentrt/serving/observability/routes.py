@@ -69,7 +69,7 @@ class Observability:
     async def health(self) -> JSONResponse:
         """Return status 200 if an engine is up, and 503 while no engine is up.
 
-        An engine that died restarts by itself.
+        An engine that died restarts by itself, unless it has died too often.
         """
         if self._poller.up():
             return JSONResponse({"status": "ok"})

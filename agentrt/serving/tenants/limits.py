@@ -15,8 +15,9 @@ from agentrt.serving.settings import fault_in
 _MINUTE_S = 60.0
 _FULL_RETRY_S = 1.0
 MOST_IDLE = 1024
-"""Maximum number of tenants in memory that neither have calls in flight nor have used a limited
-rate. On a server without keys, clients may invent any number of names.
+"""Minimum number of tenants in memory at which idle tenants are forgotten: tenants that neither
+have calls in flight nor have recently used a limited rate. On a server without keys, clients may
+invent any number of names.
 """
 
 Count = Annotated[int, Field(gt=0, strict=True)]
@@ -109,7 +110,7 @@ class Bucket:
         return max(0.0, (min(amount, self._size) - self._level) / self._per_s)
 
     def is_full(self, now: float) -> bool:
-        """Return whether nothing is taken out of the bucket that it has not gained again."""
+        """Return whether the bucket has regained all that was taken out of it."""
         self._fill(now)
         return self._level >= self._size
 
