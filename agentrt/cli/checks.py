@@ -193,7 +193,9 @@ def _memory(options: DoctorOptions) -> CheckResult:
 def _host_memory(options: DoctorOptions) -> CheckResult:
     from agentrt.executors.vllm.host_memory import HostRoom
 
-    if _is_for_cpus() is not False:
+    if (is_for_cpus := _is_for_cpus()) is None:
+        return CheckResult(WARNING, "unknown without vLLM", "install vLLM first")
+    if is_for_cpus:
         return CheckResult(OK, "none: vLLM's build for CPUs does not offload the KV cache")
     room = HostRoom.of_machine()
     size = room.gib()

@@ -27,7 +27,8 @@ def read_section(projects: Sequence[Path], name: str, kind: type[S]) -> tuple[Pa
     Returns None if no project has the section; an empty section does not count. Raises
     `ConfigError` if several projects have it, and `ProgramLoadError` for invalid values.
     """
-    sections = {project: section for project in projects if (section := _section(project, name))}
+    every = ((project, _section(project, name)) for project in projects)
+    sections = {project: section for project, section in every if section not in (None, {})}
     if len(sections) > 1:
         raise ConfigError(
             f"several projects have {name} ({', '.join(map(str, sections))}), and a server can use "

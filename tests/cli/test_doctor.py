@@ -182,6 +182,15 @@ def test_on_a_gpu_the_host_memory_that_an_engine_takes(
     assert says in result.observation
 
 
+def test_without_vllm_it_is_not_known_what_host_memory_an_engine_takes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("agentrt.cli.checks.installed", lambda *names: None)
+    result = CHECKS["host memory"]({})
+    assert result is not None
+    assert (result.state, result.observation) == (WARNING, "unknown without vLLM")
+
+
 def test_on_a_cpu_no_engine_takes_host_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("agentrt.cli.checks._is_for_cpus", lambda: True)
     result = CHECKS["host memory"]({})

@@ -153,6 +153,7 @@ def test_an_invalid_host_is_refused(given: str) -> None:
     ("http", "says"),
     [
         ({"cors": 5}, r"http\.cors: Input should be a valid dict"),
+        ({"cors": False}, r"http\.cors: Input should be a valid dict"),
         ({"cors": {"origins": []}}, r"http\.cors\.origins: Extra inputs"),
         ({"cors": {"allow_origins": "*"}}, r"allow_origins: Input should be a valid list"),
         ({"cors": {"allow_credentials": 1}}, "allow_credentials: Input should be a valid boolean"),

@@ -129,7 +129,7 @@ class FrontendApp:
 
     def __init__(self, server: Server, fronts: Sequence[Front], *, strict: bool = False) -> None:
         self._server = server
-        self._known = [KnownFields(front.app) for front in fronts if strict]
+        self._known = {id(front): KnownFields(front.app) for front in fronts if strict}
         self._fronts = tuple(fronts)
         self._tries = Tries()
         self._paths_of = {id(front): _paths_of(front) for front in fronts}
@@ -197,8 +197,6 @@ class FrontendApp:
         if compacts:
             path, fields = RESPONSES, _compaction(fields)
             request.scope["path"], request.scope["raw_path"] = path, path.encode()
-        for known in self._known[:1]:  # all front ends have the same routes
-            known.check(path, fields)
         if path.startswith(_OF_RESPONSES):
             kept = await self._stored(request)
             if request.method == "DELETE" and "/" not in path.removeprefix(_OF_RESPONSES):
@@ -212,6 +210,8 @@ class FrontendApp:
         model = await _model(request, read, kind, fields)
         front = self._front(path, tenant, model)
         self._check_path(path, front)
+        if (known := self._known.get(id(front))) is not None:
+            known.check(path, fields)
         WORKS_FOR.set(tenant)
         token = CURRENT_REQUEST.set(CurrentRequest(tenant, len(body), model))
         try:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from fastapi import FastAPI
 
 from agentrt.errors import EngineDiedError
 from agentrt.request import Call
@@ -25,7 +27,7 @@ from agentrt.serving.frontend.bounds import (
 from agentrt.serving.frontend.conversations import CHAT, COMPLETIONS, MESSAGES, RESPONSES
 from agentrt.serving.tenants import Limits
 from tests.serving.frontend.test_identity import ask
-from tests.serving.local import MODEL, open_server
+from tests.serving.local import MODEL, engine_and_fronts, open_server
 
 pytestmark = pytest.mark.engine
 
@@ -155,6 +157,31 @@ async def test_adapters_are_loaded_by_operators_only() -> None:
     assert is_public("/v1/load_lora_adapter", operator=True)
     assert not is_public("/v1/load_lora_adapter", operator=False)
     assert is_public(CHAT, operator=False)
+
+
+async def test_each_model_of_a_strict_server_knows_its_own_fields(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The first model has no chats, as an embedding model."""
+    app = FastAPI()
+
+    @app.post("/v1/embeddings")
+    async def embed(body: dict[str, Any]) -> None: ...
+
+    embedder = SimpleNamespace(app=app, names=("embedder",))
+
+    async def both(*args: Any, **options: Any) -> tuple[Any, Any]:
+        engine, fronts = await engine_and_fronts(*args, **options)
+        return engine, (embedder, *fronts)
+
+    monkeypatch.setattr("tests.serving.local.engine_and_fronts", both)
+    async with open_server(strict=True) as local:
+        for path in APIS:
+            fine = await local.client.post(path, json=ask(path, "hi"))
+            assert fine.status_code == 200, fine.text
+            refused = await local.client.post(path, json={**ask(path, "hi"), "top_kk": 5})
+            assert refused.status_code == 400
+            assert error_of(path, refused)["message"].startswith("top_kk: unknown field")
 
 
 async def test_strict_servers_name_the_field_that_they_do_not_know() -> None:

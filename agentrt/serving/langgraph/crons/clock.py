@@ -44,6 +44,8 @@ class CronClock:
         self._database = database
         self._starts = starts
         self._auth = auth
+        self._delayed: set[str] = set()
+        """The ids of the crons whose run for the present time could not start yet."""
 
     async def look(self) -> None:
         """Start the runs that are due now."""
@@ -86,11 +88,20 @@ class CronClock:
             return False
         except Exception as error:  # hooks and factories may raise anything
             if getattr(error, "status_code", None) in _NO_ROOM or is_outage(error):
+                if key not in self._delayed:
+                    self._delayed.add(key)
+                    _log.warning(
+                        "cron %s: the run for this time could not start, and is tried again until "
+                        "it starts: %r",
+                        key,
+                        error,
+                    )
                 return False
             _log.warning(
                 "cron %s: the run for this time failed to start and is skipped: %r", key, error
             )
             await self._database.write(claim)
+        self._delayed.discard(key)
         return True
 
     async def _waits(self, cron: sa.Row[Any]) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeGuard
 from urllib.parse import quote
 
@@ -20,6 +20,8 @@ from langgraph.store.base import (
     SearchItem,
     SearchOp,
 )
+
+from agentrt.serving.langgraph.database.filters import same_json
 
 
 class TenantStore(BaseStore):
@@ -38,15 +40,22 @@ class TenantStore(BaseStore):
 
     def batch(self, ops: Iterable[Op]) -> list[Result]:
         ops = _checked(ops)
-        inside = [self._inside(op) for op in ops if not _is_compared_here(op)]
-        results = map(self._outside, inside, self._inner.batch(inside))
+        results = iter(self._evaluated([op for op in ops if not _is_compared_here(op)]))
         return [self._scan(op) if _is_compared_here(op) else next(results) for op in ops]
 
     async def abatch(self, ops: Iterable[Op]) -> list[Result]:
         ops = _checked(ops)
-        inside = [self._inside(op) for op in ops if not _is_compared_here(op)]
-        results = map(self._outside, inside, await self._inner.abatch(inside))
+        results = iter(await self._aevaluated([op for op in ops if not _is_compared_here(op)]))
         return [await self.scan(op) if _is_compared_here(op) else next(results) for op in ops]
+
+    def _evaluated(self, ops: Sequence[Op]) -> list[Result]:
+        """Let the shared store evaluate the operations, including their filters."""
+        inside = [self._inside(op) for op in ops]
+        return list(map(self._outside, inside, self._inner.batch(inside)))
+
+    async def _aevaluated(self, ops: Sequence[Op]) -> list[Result]:
+        inside = [self._inside(op) for op in ops]
+        return list(map(self._outside, inside, await self._inner.abatch(inside)))
 
     async def scan(self, op: SearchOp, only: Allows | None = None) -> list[SearchItem]:
         """Return a page of the items that match a search and whose values the function ``only``
@@ -54,15 +63,15 @@ class TenantStore(BaseStore):
         """
         page = _Page(op, only)
         while (search := page.next()) is not None:
-            page.take((await self.abatch([search]))[0])
-        await self.abatch(page.refreshed())
+            page.take((await self._aevaluated([search]))[0])
+        await self._aevaluated(page.refreshed())
         return page.items
 
     def _scan(self, op: SearchOp) -> list[SearchItem]:
         page = _Page(op, None)
         while (search := page.next()) is not None:
-            page.take(self.batch([search])[0])
-        self.batch(page.refreshed())
+            page.take(self._evaluated([search])[0])
+        self._evaluated(page.refreshed())
         return page.items
 
     def _inside(self, op: Op) -> Op:
@@ -118,8 +127,8 @@ _SCANNED = 100
 
 
 class _Page:
-    """A page of a search whose filter this class evaluates. The store only gets those conditions of
-    the filter that all stores evaluate alike.
+    """A page of a search whose filter this class evaluates. The store only gets conditions that
+    each matching item meets in all stores.
     """
 
     def __init__(self, op: SearchOp, only: Allows | None) -> None:
@@ -174,20 +183,19 @@ def _is_simple(key: str, wanted: Any) -> bool:
 
     The result is False for operators: SQLite compares a text with a number, PostgreSQL compares
     numbers as texts (10 is less than 9), and in neither does ``$ne`` match an item without the key.
-    The result is also False for null, which may equal a missing key, and for lists, which SQLite
-    compares as texts.
+    The result is also False for null, which may equal a missing key, for numbers, true and false,
+    because 1 equals true in SQLite, and for lists, which SQLite compares as texts.
     """
-    is_plain = isinstance(wanted, str | bool | int | float)
-    return is_plain and _KEY.fullmatch(key) is not None
+    return isinstance(wanted, str) and _KEY.fullmatch(key) is not None
 
 
 def _narrowed(key: str, wanted: Any) -> Any:
     """Return the value that each matching item has under ``key``, so that the store can select by
     this value. Return None if the store must not select by ``key``.
     """
-    text = wanted.get("$eq") if isinstance(wanted, dict) else wanted
-    is_sure = _is_simple(key, text) and (isinstance(text, str) or text is wanted)
-    return text if is_sure else None
+    value = wanted.get("$eq") if isinstance(wanted, dict) else wanted
+    is_plain = isinstance(value, str) or (value is wanted and isinstance(value, int | float))
+    return value if is_plain and _KEY.fullmatch(key) else None
 
 
 def _checked(ops: Iterable[Op]) -> list[Op]:
@@ -224,7 +232,7 @@ def matches(value: Any, wanted: Any) -> bool:
         if isinstance(wanted, list | tuple):
             same_size = isinstance(value, list | tuple) and len(value) == len(wanted)
             return same_size and all(map(matches, value, wanted))
-        return bool(value == wanted)
+        return same_json(value, wanted)
     if any(name.startswith("$") for name in wanted):
         return all(_compared(value, name, operand) for name, operand in wanted.items())
     return isinstance(value, Mapping) and all(
@@ -244,7 +252,7 @@ _KNOWN = f'compare a field by {", ".join(_OPERATORS)}, as in {{"age": {{"$gt": 5
 
 def _compared(value: Any, name: str, operand: Any) -> bool:
     if name in ("$eq", "$ne"):
-        return bool(value == operand) == (name == "$eq")
+        return same_json(value, operand) == (name == "$eq")
     for kind in (int | float, str):
         if isinstance(value, kind) and isinstance(operand, kind):
             return _ORDERS[name](value, operand)

@@ -214,9 +214,15 @@ def _thread_body() -> Any:
     ("error", "again"), [(RuntimeError("a hook's own"), 0), (ConnectionError("away"), 1)]
 )
 async def test_a_failing_cron_does_not_delay_other_crons(
-    home: Home, monkeypatch: pytest.MonkeyPatch, error: Exception, again: int
+    home: Home,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    error: Exception,
+    again: int,
 ) -> None:
-    """Hooks and factories may raise anything. What cannot be reached now is tried again."""
+    """Hooks and factories may raise anything. What cannot be reached now is tried again, and the
+    log says so once.
+    """
     start = home.starts.start
 
     async def fails_for_one(caller: Any, thread: Any, body: Any, **more: Any) -> Any:
@@ -229,7 +235,9 @@ async def test_a_failing_cron_does_not_delay_other_crons(
     with monkeypatch.context() as patch:
         patch.setattr(home.starts, "start", fails_for_one)
         assert await home.after(MINUTE) == 1
+        assert await home.after(0) == 0
     assert await home.after(0) == again
+    assert len([record for record in caplog.records if repr(error) in record.getMessage()]) == 1
 
 
 async def test_a_cron_that_is_due_for_the_last_time_runs_and_ends(home: Home) -> None:
