@@ -187,8 +187,8 @@ class PromptTooLongError(CallRejectedError):
 
 
 class ToolError(AgentrtError):
-    """A tool, a question or an event that failed. ``name`` is the name of the tool or the topic of
-    the event; "" if there is neither.
+    """A tool, a question or an event that failed. ``name`` is the name of the tool or of the source
+    of tools, or the topic of the event; "" if there is none.
     """
 
     def __init__(self, message: str, *, name: str = "") -> None:

@@ -534,7 +534,7 @@ def _json(file: IO[bytes], name: str) -> Iterator[tuple[str, Any]]:
         if isinstance(records, dict):
             hint = (
                 f"; the object has the keys {_listed(records)}: extract the list, for example "
-                "with jq '[.[]]'"
+                "with jq .KEY, or with jq '[.[]]' if each value is a record"
             )
         raise UsageError(f"{name} contains {_kind(records)}; give a JSON list of records{hint}")
     for number, record in enumerate(records, 1):

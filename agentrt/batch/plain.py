@@ -30,7 +30,7 @@ def tidy(value: Any, *, replies_as_text: bool = False) -> Any:
 
 
 class _Tidying:
-    """The conversion of one value. ``circular`` has the parts that contain themselves, by id, and
+    """The conversion of one value. ``_circular`` has the parts that contain themselves, by id, and
     how often each was written since this was seen.
     """
 

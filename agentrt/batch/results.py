@@ -163,9 +163,9 @@ class ResultFile(OutputFile):
 
     ``retry`` starts a *round*, which repeats runs or scores. ``failed`` repeats the runs that
     failed or were stopped, and ``all`` repeats all runs. ``scores`` repeats no runs; it computes
-    all scores again for results in which a score is missing or has raised an error. If the process
-    is killed, the next process with the same ``retry`` continues the round. Raises `UsageError` for
-    a file that cannot be written, or that does not contain results.
+    all scores again for results with the state ``done`` in which a score is missing or has raised
+    an error. If the process is killed, the next process with the same ``retry`` continues the
+    round. Raises `UsageError` for a file that cannot be written, or that does not contain results.
     """
 
     def __init__(

@@ -703,10 +703,11 @@ async def batch(
     ``memory``.
 
     With ``out``, each result is written as a line of this file before it is yielded, and a journal
-    (for a graph, its checkpoints) is kept next to the file. If the process was killed, the same
-    call resumes the batch, and also yields the results in the file. If you pass a ``runtime``,
-    programs resume only if it has a journal. ``retry`` repeats the runs that failed or were stopped
-    (``failed``) or all runs (``all``), or only computes missing scores again (``scores``).
+    (for a graph without a checkpointer, its checkpoints) is kept next to the file. If the process
+    was killed, the same call resumes the batch, and also yields the results in the file. If you
+    pass a ``runtime``, no journal is kept next to the file, and programs resume only if the runtime
+    has a journal. ``retry`` repeats the runs that failed or were stopped (``failed``) or all runs
+    (``all``), or only computes scores again where one is missing or has failed (``scores``).
 
     Each input has ``samples`` runs, and at most ``max_live`` runs are live at once. Each run has
     the limits ``max_tokens_total``, ``max_calls`` and ``timeout`` (seconds). When the share

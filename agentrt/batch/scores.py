@@ -85,7 +85,9 @@ class Score:
         return Program(scored, self.name)
 
     async def of(self, record: Any, result: Any) -> Any:
-        """Return the value of the function. A function that is not async runs in a thread."""
+        """Return the value of the function of a score that asks no model. A function that is not
+        async runs in a thread.
+        """
         threads = ToolThreads()
         try:
             return await value_of(self, record, result, threads)

@@ -134,8 +134,8 @@ class TokenFile(OutputFile):
         )
 
     def _prune(self, results: ResultFile) -> None:
-        """Remove lines of runs without a result. If a run has several lines, keep only the last.
-        Raises `UsageError` for a line of another batch.
+        """Remove lines of runs without a result, and raise `UsageError` if such a line belongs to
+        another batch. If a run has several lines, keep only the last.
         """
         wanted = {_key(result) for result in results.all()}
         count, last, own = 0, dict[bytes, int](), batch_of(results.path)

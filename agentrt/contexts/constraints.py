@@ -77,7 +77,7 @@ def check_constrained(constrain: Constraint | Automaton, *, stop: bool, ignore_e
             f"constrain= takes json_schema(), regex(), choices() or ebnf() of agentrt.contexts, or "
             f"an automaton with start, allowed and advance, not {constrain!r}"
         )
-    option = "stop" if stop else "ignore_eos" if ignore_eos else None
+    option = "stop or stop_token_ids" if stop else "ignore_eos" if ignore_eos else None
     if option is not None:
         raise ConfigError(
             f"constrain= cannot be combined with {option}, since constrained text ends when it is "

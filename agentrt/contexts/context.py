@@ -74,8 +74,9 @@ class TokenContext:
         """Append text, token ids, or chat messages. The engine computes nothing yet.
 
         Messages close the model's last turn, if there is one, and open the model's next turn.
-        Raises `ConfigError` for messages if the chat template cannot continue in the middle of a
-        chat.
+        Raises `ConfigError` for a list of other values, and for messages if the chat template
+        cannot continue in the middle of a chat. Raises `UsageError` if the context was dropped or
+        is generating.
         """
         self._check_free()
         if is_messages(content):

@@ -201,8 +201,8 @@ class _Output:
 
 
 def _together(reports: Sequence[CallReport]) -> CallReport:
-    """Return one report for successive calls. It has the sums of their token counts, seconds and
-    steps, the first call's ``arrived_step``, and all other values of the last call.
+    """Return one report for successive calls. It has the sums of their token counts, preemptions,
+    seconds and steps, the first call's ``arrived_step``, and all other values of the last call.
     """
     if not reports:
         return CallReport()

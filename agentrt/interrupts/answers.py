@@ -31,7 +31,7 @@ class AnswerForm:
         """Convert a typed answer to a JSON value that fits the schema. If no value fits, return a
         value that `accept` will reject.
 
-        If the schema allows a text, the result is the typed text. If the schema allows every value,
+        If the schema allows a text, the result is the typed text. With the empty schema ``{}``,
         JSON objects, lists, true, false and null are converted, and all other answers stay text.
         """
         if self.schema is None:
@@ -63,8 +63,8 @@ def answer_form(
     """Return the form of an answer, from a JSON schema, a type that pydantic supports, or a list of
     choices. With neither, the answer is a text.
 
-    Raises `ConfigError` for an invalid schema, for empty ``choices``, and if ``schema`` and
-    ``choices`` are both passed.
+    Raises `ConfigError` for an invalid schema, for ``choices`` that are empty or a text, and if
+    ``schema`` and ``choices`` are both passed.
     """
     if choices is not None:
         if schema is not None:

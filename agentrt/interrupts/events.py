@@ -122,7 +122,8 @@ class Feed:
     ) -> Event:
         """Return the next event.
 
-        Raises `InterruptExpiredError` if no event arrives within ``timeout`` seconds of ``clock``.
+        Raises `InterruptExpiredError` if no event arrives within ``timeout`` seconds of ``clock``,
+        and the errors of `EventSource.subscribe`.
         """
         bound, alarm = asyncio.timeout(None), None
         try:

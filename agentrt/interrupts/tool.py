@@ -278,7 +278,8 @@ def tool(
 
     ``name`` is by default the function's name. With ``isolation="process"`` the function runs in a
     worker process, which is killed at a timeout or a cancellation. `ToolOptions` describes the
-    other options. Raises `ConfigError` for a function whose parameters have no JSON schema.
+    other options. Raises `ConfigError` for a function whose parameters have no JSON schema, for
+    invalid options, and for a function that a worker process cannot import.
     """
     if function is not None:
         return tool()(function)

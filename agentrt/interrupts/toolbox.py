@@ -105,7 +105,8 @@ class Toolbox:
         If several tools have the same name, each gets the name of its transport as a prefix:
         ``github__search``. Raises `ToolUnavailableError` if one of ``transports`` cannot be
         reached, and `UnknownToolError` for an unknown transport. Without ``transports``, transports
-        that cannot be reached are skipped.
+        that cannot be reached are skipped. This method waits for a transport whose tools are not
+        known yet; `drain` ends the wait with `ToolUnavailableError`.
         """
         for name in transports:
             self.transport(name)

@@ -268,7 +268,7 @@ class Context:
         type, the answer is an instance of the type. If no answer has come after ``timeout``
         seconds, return ``default``, or raise `InterruptExpiredError` if there is no default.
         Without a timeout, wait without limit. Raises `ConfigError` for an invalid schema, for
-        invalid choices, and for an invalid timeout.
+        invalid choices, and for an invalid timeout, and `UsageError` if no human can be asked.
         """
         form = answer_form(schema, choices)
         if timeout is not None and not 0 < timeout < math.inf:
@@ -293,7 +293,9 @@ class Context:
         arrive between two iterations wait for the next iteration; if too many events wait, the
         oldest are dropped (`Event.dropped`). ``topic`` is a topic filter in the syntax of the
         runtime's event source, such as MQTT. ``timeout`` is the maximum duration of each wait in
-        seconds; a longer wait raises `InterruptExpiredError`.
+        seconds; a longer wait raises `InterruptExpiredError`. The first wait raises `ConfigError`
+        for an invalid topic or a runtime without a source of events, and `ToolUnavailableError` if
+        the source cannot be reached.
         """
         return Events(topic, lambda feed: self._emitter.event(feed, timeout, after))
 

@@ -147,7 +147,7 @@ class Program:
 
     async def __call__(self, ctx: Context, input: Any = None) -> Any:
         """Run the function. If the input is None and the function's parameter has a default, use
-        the default.
+        the default. A function without an input parameter does not get the input.
         """
         if self.takes_input and (input is not None or self.needs_input):
             return await self.function(ctx, input)

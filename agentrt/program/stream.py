@@ -33,8 +33,8 @@ class Delta:
 
 
 class ReplyStream(AsyncIterator[str]):
-    """A reply while the model writes it. Iterate over the stream to get the answer's text, or over
-    `deltas` to get all pieces.
+    """A reply while the model writes it. Iterate over the stream to get the text of the answer (of
+    several answers, the first), or over `deltas` to get all pieces.
 
     After the end of the stream, `reply` is the complete reply. Closing the stream aborts the call.
     """

@@ -170,7 +170,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
-    """The token counts of a call, or of several calls: two usages can be added.
+    """The token counts and preemptions of a call, or of several calls: two usages can be added.
 
     ``cached_tokens`` is the number of prompt tokens that were prefix cache hits.
     ``recomputed_tokens`` is the number of tokens that were computed again after a preemption.

@@ -37,10 +37,10 @@ if there is none with its reason.
 
 class Cause(NamedTuple):
     """A program that made a call wait. ``level`` is the queue level of the program's own call, and
-    ``attained_s`` the program's attained service in seconds. Both were noted when this call last
-    started, or, if it had never started, when the wait was noted. A program that keeps another
-    program from being admitted may have the level 0 instead. A name in parentheses is not a program
-    but another cause.
+    ``attained_s`` the program's attained service in seconds. Both were noted when the program's own
+    call last started, or, if it had never started, when the wait was noted. A program that keeps
+    another program from being admitted may have the level 0 instead. A name in parentheses is not a
+    program but another cause.
     """
 
     program: str
@@ -53,9 +53,9 @@ class Span(NamedTuple):
     programs.
 
     At the beginning of the span, the call was at queue level ``level``, and its program had
-    attained ``attained_s`` seconds of service. ``tokens`` is the number of prompt tokens that were
-    computed in a ``recompute`` or ``prefill`` span, of tokens that were loaded in a ``loading``
-    span, or of output tokens in a ``decode`` span.
+    attained ``attained_s`` seconds of service. ``tokens`` is the number of tokens that were
+    computed in a ``recompute`` or ``prefill`` span (after a preemption also output tokens), of
+    tokens that were loaded in a ``loading`` span, or of output tokens in a ``decode`` span.
     """
 
     reason: str

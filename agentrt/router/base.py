@@ -100,8 +100,8 @@ class Router(ABC):
     """A router, which chooses a replica for each call. One instance serves all replicas, and may
     keep state about programs.
 
-    If ``reads_blocks`` is True, prompts are hashed and the engines send KV events, so that the
-    router knows which replica has which blocks cached.
+    If ``reads_blocks`` is True, and the engines can report their blocks, prompts are hashed and the
+    engines send KV events, so that the router knows which replica has which blocks cached.
     """
 
     name: ClassVar[str]

@@ -24,8 +24,8 @@ from agentrt.router.speed import Pace, Speed
 _FIRST_OUTPUT = 128.0
 _LEARN = 0.05
 _KINDS = 4096
-"""Maximum number of kinds of calls whose output lengths are kept; the least recently used kind is
-dropped first.
+"""Maximum number of kinds of calls whose output lengths are kept; the kind whose last call ended
+longest ago is dropped first.
 """
 _GUESSES = 8
 """Number of a program's last calls whose blocks are kept while they are in flight. The last call on

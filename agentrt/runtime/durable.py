@@ -91,7 +91,7 @@ async def begin(
 
 
 def code_of(program: Program) -> str:
-    """Return a fingerprint of the file that defines a program; "" if it has no file."""
+    """Return a fingerprint of the file that defines a program; "" if no such file can be read."""
     try:
         return digest_of(Path(inspect.getfile(program.function)).read_text("utf-8"))
     except (OSError, TypeError, ValueError):

@@ -93,7 +93,9 @@ class LiveEmitter:
         put(caller.with_report(reply_of(whole.answer(), as_json="response_format" in request)))
 
     def caller(self, scope: Scope) -> RunCaller:
-        """Return the caller that makes the calls of a client program's code in ``scope``."""
+        """Return the caller that makes calls in ``scope`` for code whose tasks do not belong to the
+        run: a client program, or a chat model of LangChain in any program.
+        """
         return RunCaller(self, scope, client=True)
 
     async def chat(self, request: Request, caller: RunCaller) -> Answer:
@@ -147,8 +149,8 @@ class LiveEmitter:
         """Make a call and yield its chunks. The caller must read them outside the scope of any
         program (`tracking.outside`).
 
-        The reply is added to ``replies``. ``client`` is set for a call of a client program. A call
-        with ``probes`` only reads log probabilities; its output is not used.
+        The reply is added to ``replies``. ``client`` is set for a call that no task of the run
+        makes. A call with ``probes`` only reads log probabilities; its output is not used.
         """
         over, loop = False, asyncio.get_running_loop()
         recorder = None
@@ -421,7 +423,7 @@ class RunCaller(Caller):
     after: Iterable[Reply] = ()
     """Replies whose nodes become parents of the calls, too."""
     client: bool = False
-    """Whether the program is a client program, whose tasks do not belong to the run."""
+    """Whether the tasks that make the calls do not belong to the run (`ClientCall`)."""
     replies: list[Reply] = dataclasses.field(default_factory=list)
     """The replies of the calls so far, in the order in which the calls ended."""
 
@@ -488,7 +490,7 @@ class LiveContexts:
 
     def save(self, name: str, context: SavedContext) -> None:
         """Save a context for the run's tenant. Raises `ConfigError` if the tenant's budget for
-        saved contexts is exceeded.
+        saved contexts is exceeded, or if the name is empty or too long.
         """
         self.emitter.services.saved.save(self.emitter.run.row.tenant, name, context)
 

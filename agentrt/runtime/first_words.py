@@ -17,9 +17,10 @@ _REMINDER = "<system-reminder>"
 def first_words(value: Any) -> str:
     """Return the first words of an input, "" if it has no text.
 
-    For a list of messages, or an object with messages, these are the first words of the first user
-    message that has a text; texts that begin with `_REMINDER` do not count. For any other object,
-    these are the first words of its first text field, and for a number its digits.
+    For a list of messages, or an object with messages, these are the first words of the first item
+    that is a text or a user message with a text; parts of a message that begin with `_REMINDER` do
+    not count. For any other object, these are the first words of its first text field, and for a
+    number its digits.
     """
     text = _text(value)
     return "" if text is None else short(text, _MOST)

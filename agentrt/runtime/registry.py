@@ -44,10 +44,10 @@ _REGISTRIES: WeakKeyDictionary[Run, RunRegistry] = WeakKeyDictionary()
 class RunRegistry:
     """All live runs by id, and their process ``table``. ``clock`` returns seconds.
 
-    Each method that changes runs acquires ``lock``; code that forks or joins the scopes of the
-    registry's programs must acquire ``lock``, too. A run's id consists of the program's type,
-    ``mark`` and a number. Registries that share an engine need different marks. ``opened`` is the
-    last number that was used.
+    Each method that changes runs acquires ``lock``; code that forks or joins scopes that several
+    threads use must acquire ``lock``, too. A run's id consists of the program's type, ``mark`` and
+    a number. Registries that share an engine need different marks. ``opened`` is the last number
+    that was used, apart from numbers that were passed to `open`.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic, mark: str = "-") -> None:
@@ -63,7 +63,8 @@ class RunRegistry:
         """Call ``listener`` with every event from now on. The listener must be quick and must not
         raise errors.
 
-        The listener is called in the thread that runs the code of the program.
+        The listener may be called in any thread: the thread of a runtime, or a thread that runs
+        code of a program.
         """
         self._listeners.append(listener)
 

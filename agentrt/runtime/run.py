@@ -39,7 +39,7 @@ class RunReport:
 
     ``service_s`` and ``waiting_s`` are sums over the run's calls. ``critical_path_s`` is the
     service along the longest path through the run's DAG. ``interrupt_s`` is the sum of the times
-    that tools, humans and events took.
+    that tools, humans and events took in this process, without the ones before a resume.
     """
 
     id: str
@@ -108,7 +108,9 @@ class Run:
     with an error, or it runs again. None for all other programs.
     """
     begun: asyncio.Event = field(default_factory=asyncio.Event, repr=False)
-    """Set when the start of the run is on the disk, or at once without a journal."""
+    """Set when the start of the run is on the disk, or at once if the run is not recorded. Not set
+    if recording the start fails.
+    """
 
     async def wait(self) -> Any:
         """Wait for the program's end and return its result. Raises the error that the program
@@ -116,7 +118,9 @@ class Run:
         """
         assert self.task is not None
         await asyncio.wait([self.task])
-        self.task.result()  # raises only our own bugs; the program's errors are in `error`
+        # The program's errors are in `error`. The task itself raises only if it was cancelled
+        # before its first step, if it was interrupted (`KeyboardInterrupt`), or if we have a bug.
+        self.task.result()
         if self.error is not None:
             raise self.error
         if self.state is RunState.CANCELLED:
@@ -141,7 +145,9 @@ class Run:
         self.cancel()
 
     def cancel(self) -> None:
-        """Stop the program. Its calls are aborted, and its DAG and its row are closed."""
+        """Stop the program. Its calls are aborted, and its DAG and its row are closed. Has no
+        effect on a client program.
+        """
         if self.task is not None:
             self.task.cancel()
 

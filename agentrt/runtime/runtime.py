@@ -254,19 +254,22 @@ class Runtime:
         the model's checkpoint to torch tensors, or an iterable of (name, tensor) pairs. ``version``
         is the number of the new weights, by default the next number. ``mode`` says what happens to
         calls in the engines: ``keep`` lets them continue with the new weights, ``wait`` lets them
-        end with the old weights first, and ``abort`` begins them again. With ``clear_cache``, the
-        prefix cache is emptied, and calls that continue first compute the keys and values of their
-        earlier tokens again with the new weights.
+        end with the old weights first, and ``abort`` begins them again, except calls whose output
+        was read in part, which continue. With ``clear_cache``, the prefix cache is emptied, and
+        calls that continue first compute the keys and values of their earlier tokens again with the
+        new weights.
 
         ``max_staleness`` is the maximum number of versions between the weights with which a program
-        began and the new weights. ``on_stale`` says what happens to older programs: with ``wait``
-        the update waits until these programs have ended, with ``end`` they are ended with
-        `StaleWeightsError`, and with ``restart`` they run again from their beginning.
+        began and the new weights; None means no limit. ``on_stale`` says what happens to older
+        programs: with ``wait`` the update waits until these programs have ended, with ``end`` they
+        are ended with `StaleWeightsError`, and with ``restart`` they run again from their
+        beginning. The bound does not apply to client programs and to the calling program.
 
         All engines get the weights, or none. Raises `WeightsError` for weights that are missing,
         incomplete or of another shape, `EngineError` if an engine could not load them, and
-        `ConfigError` for other invalid arguments. If the calling task is cancelled while the
-        engines load the weights, they load them to the end, and `CancelledError` is raised then.
+        `ConfigError` for other invalid arguments, and for ``restart`` if a program that is too old
+        is recorded for a resume. If the calling task is cancelled while the engines load the
+        weights, they load them to the end, and `CancelledError` is raised then.
         """
         if not self.has_engine:
             await self._start_engine()
@@ -287,7 +290,8 @@ class Runtime:
         """Pause all engines, and return when no call runs. New calls wait until
         `resume_generation`. ``mode`` says what happens to calls in the engines: with ``keep`` they
         stop until generation is resumed, with ``wait`` they end before the pause, and with
-        ``abort`` they begin again after the pause.
+        ``abort`` they begin again after the pause, except calls whose output was read in part,
+        which stop and continue as with ``keep``.
         """
         await self.executor.pause_generation(mode)
 

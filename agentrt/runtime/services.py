@@ -19,7 +19,9 @@ from agentrt.steady import SteadyClock
 
 @dataclasses.dataclass(slots=True, eq=False)
 class ClientCall:
-    """A call of a client program."""
+    """A call that no task of its run makes: a call of a client program, or of a chat model of
+    LangChain in any program.
+    """
 
     program_id: str
     ended: Callable[[], None] = lambda: None
@@ -47,13 +49,13 @@ class Services:
     seed: int = 0
     attempts: Attempts = dataclasses.field(default_factory=Attempts)
     client_calls: set[ClientCall] = dataclasses.field(default_factory=set)
-    """The calls of client programs that are in flight."""
+    """The calls in flight that no task of their run makes."""
     feeds: dict[str, set[Feed]] = dataclasses.field(default_factory=dict)
     """The event subscriptions of live programs, by the ids of the programs."""
     saved: SavedContexts = dataclasses.field(default_factory=SavedContexts)
     """The contexts that programs have saved."""
 
     async def end_feeds(self, program_id: str) -> None:
-        """Close the event subscriptions of a program that ended."""
+        """Close the event subscriptions of a program that ended or runs again."""
         for feed in self.feeds.pop(program_id, ()):
             await feed.close()

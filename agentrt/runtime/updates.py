@@ -137,7 +137,7 @@ class _Bound:
         if recorded and on_stale == "restart":
             raise ConfigError(
                 f"run {recorded[0]} is recorded for a resume, so it cannot run again from its "
-                "beginning; use on_stale 'wait' or 'end' ('agentrt run --retry failed' runs the "
+                "beginning; use on_stale 'wait' or 'end' (in a batch, --retry failed runs the "
                 "ended programs again)"
             )
 

@@ -156,7 +156,7 @@ class GroupStream:
 
     @property
     def version(self) -> int:
-        """The version of the weights that the engines have."""
+        """The version of the weights that the engines have; 0 before the stream starts."""
         return 0 if self._batch is None else self._batch.weights_version
 
     def __aiter__(self) -> Self:
@@ -490,9 +490,10 @@ def groups(
     A group is complete when ``samples`` of its samples have ended. With ``extra_samples``, this
     number of further samples begins for each input. The samples that still run when a group is
     complete are stopped. ``stragglers`` says whether the group gets them with the tokens that they
-    have (``keep``), or without them (``drop``). A sample that fails, or that has no reward, is
-    replaced by a new sample, at most ``replacements`` times for each group (default: ``samples``).
-    After that, the group has fewer samples.
+    have (``keep``), or without them (``drop``). If too few samples of a group are left because some
+    failed or have no reward, new samples replace them, at most ``replacements`` for each group
+    (default: ``samples``). After that, the group has fewer samples; a group without a sample is
+    dropped and counted.
 
     At most ``ahead`` groups have begun and were not yet taken by the trainer. The stream ends after
     ``enough`` groups, and then stops all other samples. Groups for which the function ``keep``
@@ -507,13 +508,14 @@ def groups(
     times, or without end with None.
 
     With ``out``, the results are written to this file, their tokens to a file whose name also ends
-    in ``.tokens``, and a journal (for a graph, its checkpoints) is kept beside them. If the process
-    was killed, the same call also streams the groups in the files, and resumes the samples that
-    were running. All other arguments are those of `agentrt.batch.batch`.
+    in ``.tokens``, and a journal (for a graph without a checkpointer, its checkpoints) is kept
+    beside them. If the process was killed, the same call also streams the groups in the files, and
+    resumes the samples that were running. All other arguments are those of `agentrt.batch.batch`,
+    but an embedded engine has the default policy and not ``fcfs``.
 
     Raises `UsageError` for arguments that cannot be used. The stream raises `UsageError` for inputs
-    that cannot be used, `EngineError` if the engine fails, and `JournalWriteError` if the journal
-    cannot be written.
+    that cannot be used, `EngineError` if the engine fails, `JournalWriteError` if the journal
+    cannot be written, and `OSError` if another file cannot be written.
     """
     check_inputs(inputs)
     settings = _Settings(

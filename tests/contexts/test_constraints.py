@@ -57,7 +57,7 @@ def test_what_cannot_go_with_a_constraint_is_refused(constrain: Any) -> None:
     check_constrained(constrain, stop=False, ignore_eos=False)
     with pytest.raises(ConfigError, match="leave ignore_eos out"):
         check_constrained(constrain, stop=False, ignore_eos=True)
-    with pytest.raises(ConfigError, match="leave stop out"):
+    with pytest.raises(ConfigError, match="leave stop or stop_token_ids out"):
         check_constrained(constrain, stop=True, ignore_eos=False)
 
 
