@@ -218,7 +218,9 @@ def _first_line(error: BaseException | None) -> str:
 
 
 class TracedExecutor(ForwardingExecutor):
-    """An executor that passes the parent span of each call to ``inner``."""
+    """An executor that passes the parent span of each call for an engine to ``inner``. Complete
+    chat requests (``request`` of `CallSpec`) are passed on without it.
+    """
 
     def __init__(self, inner: Executor, tracer: ProgramTracer) -> None:
         super().__init__(inner)

@@ -46,7 +46,9 @@ def recorded_name(field: Any) -> str:
 
 @lru_cache(maxsize=1024)
 def attribute_of(kind: Any, recorded: str) -> str:
-    """Return the name of the field that the journal records as ``recorded``."""
+    """Return the name of the field that the journal records as ``recorded``; ``recorded`` itself if
+    there is no such field.
+    """
     fields = getattr(kind, "__dataclass_fields__", {}).values()
     return next((field.name for field in fields if recorded_name(field) == recorded), recorded)
 

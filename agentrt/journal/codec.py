@@ -4,7 +4,8 @@ Values of JSON's own types are written unchanged, so that SQL can read them. Any
 written as an object whose key ``$`` names the type. A value that would not be read back equal,
 including the types of all its parts, is refused when it is written. To check this, `dumps` reads
 the value back at once and writes it a second time; both texts must be equal. Values of types that
-always come back equal, such as JSON's own types, bytes and tuples, need no check. Instances of
+always come back equal, such as JSON's own types, bytes and tuples, need no check. Of an
+error, a part that cannot be recorded is replaced instead (`agentrt.journal.raised`). Instances of
 users' classes are made without their constructors, because a constructor may do more than store its
 arguments. Reading a journal imports no module.
 """
@@ -134,8 +135,8 @@ def _checked(value: Any, without: object = None, checks: Checks | None = None) -
     checks = checks or Checks()
     text, doubtful = _text(value, without, checks)
     if doubtful:
-        # A field that is left out has its default when it is read back, and most defaults that are
-        # objects are written. So the whole value is compared.
+        # A field that is left out is read back as its default, which may then be written as a
+        # field. So compare the texts of the whole value.
         whole = text if without is None else _text(value, None, checks)[0]
         again, _ = _text(loads(whole), None, None)
         if again != whole:

@@ -174,9 +174,9 @@ def unfindable(kind: type[Any]) -> str:
     that cannot be found by its name.
     """
     if "<locals>" in kind.__qualname__:
-        return "whose class is defined inside a function"
+        return "which is defined inside a function"
     is_pythons = kind.__module__.partition(".")[0] in (*sys.stdlib_module_names, "builtins")
-    return _UNKEPT if is_pythons else "whose class is not found by its name"
+    return _UNKEPT if is_pythons else "which is not found by its name"
 
 
 def is_model(kind: type[Any]) -> bool:

@@ -31,8 +31,8 @@ from agentrt.steady import KEEP_S, MachineClocks, SteadyClock
 T = TypeVar("T")
 Content = Literal["none", "digest", "full"]
 _PRUNE_EVERY = 0.1
-"""Share of `JournalOptions.keep`. Old programs are deleted each time that more programs than this
-share have ended.
+"""Share of `JournalOptions.keep`. Old programs, or their nodes, are deleted each time that more
+programs than this share have ended.
 """
 _KEEP_S = 60.0
 """Minimum age of the clock's last saved reading, in seconds, at which a new reading is saved
@@ -53,9 +53,9 @@ class JournalOptions:
     """The options that decide what a journal records, and how long the records are kept."""
 
     content: Content = "full"
-    """How much is recorded of each node: with ``full``, the whole request and result; with
-    ``digest``, only a digest of the request; with ``none``, neither. Programs can resume only from
-    ``full``.
+    """How much is recorded of each node's content: with ``full``, the whole request and result;
+    with ``digest``, only a digest of the request; with ``none``, neither. Programs can resume only
+    from ``full``.
     """
     keep: int | None = None
     """Number of successful programs whose nodes are kept; None keeps all. Of successful programs
@@ -166,7 +166,7 @@ class Journal:
 
     def fault(self) -> str | None:
         """Return the message of the write error since which nothing is recorded; None if no write
-        has failed.
+        is known to have failed.
         """
         return None if self._writer.error is None else str(self._writer.error)
 
@@ -183,9 +183,9 @@ class Journal:
     # -- programs ----------------------------------------------------------------------
 
     async def check(self, name: str, input: Any) -> None:
-        """Raise `JournalError` if programs of the type ``name`` are recorded with another input, or
-        without the content that they need to resume. Forks are not checked. If there are such
-        programs, raises `UnrecordableError` for an input that cannot be recorded.
+        """Raise `JournalError` if a recorded program of the type ``name`` has another input, or
+        lacks the content that it needs to resume. Forks are not checked. If there is any program to
+        check, raises `UnrecordableError` for an input that cannot be recorded.
         """
         for row in await self.programs(f"type = ? AND number <> {FORKED}", (name,)):
             self._check(row, self._text(input))
@@ -197,7 +197,8 @@ class Journal:
     async def read(self, work: Callable[[Store], T]) -> T:
         """Call ``work`` with the store in a thread, after all rows that were put are written, and
         return its result. Raises `JournalError` if the journal cannot be read, and
-        `JournalWriteError` if the rows cannot be written.
+        `JournalWriteError` if the rows cannot be written. After a write error (`fault`), reads what
+        was written before it.
         """
         if self.fault() is None:
             await self.written()
@@ -281,7 +282,9 @@ class Journal:
             raise UnrecordableError(f"journal {self.name}: {error}") from error
 
     def input_of(self, row: RecordedProgram) -> Any:
-        """Return the input of a recorded program."""
+        """Return the input of a recorded program. Raises `UnkeptError` if the input was not
+        recorded or cannot be read back.
+        """
         return loads(row.input)
 
     # -- deleting old programs ---------------------------------------------------------

@@ -35,9 +35,9 @@ class ValueKind(NamedTuple):
     """The form in which values of one type are recorded.
 
     ``write`` converts a value to a simpler value that can be written, and ``read`` converts it
-    back. Values of a ``plain`` kind are always read back equal; values of all other kinds are
-    checked when they are written. Values of a ``shared`` kind are mutable, so a value that occurs
-    several times must be read back as a single object.
+    back. Values of a ``plain`` kind are always read back equal; values of all other kinds, except
+    sets of plain values, are checked when they are written. Values of a ``shared`` kind are
+    mutable, so a value that occurs several times must be read back as a single object.
     """
 
     name: str
@@ -55,8 +55,9 @@ def _bytes(value: bytes) -> str:
 
 
 def _with_zone(read: Callable[[str], Any]) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
-    """Return the functions that write and read values of a type with a time zone. The time zone is
-    written separately, because the text of a time has only the offset from UTC.
+    """Return the functions that write and read values of a type with a time zone. A time zone that
+    is more than an offset is written separately, because the text of a time has only the offset
+    from UTC.
     """
 
     def written(value: Any) -> Any:
@@ -127,7 +128,7 @@ _LEAST_PACKED = 64
 
 
 def packed(ids: Sequence[int]) -> dict[str, Any] | None:
-    """Return token ids in a compressed form, which has about a third of their size as JSON. Return
+    """Return token ids in a compressed form, which has about half of their size as JSON. Return
     None if there are fewer than `_LEAST_PACKED` ids, if the form would save little space, or if the
     values are not token ids.
     """
@@ -307,8 +308,8 @@ def _timezone(offset: datetime.timedelta, *name: str) -> datetime.timezone:
 
 
 READERS: Mapping[str, Callable[[Any], Any]] = {
-    # Values that JSON or databases would change: see `agentrt.journal.codec.CarefulValueWriter`.
     "ids": unpacked,
+    # Values that JSON or databases would change: see `agentrt.journal.codec.CarefulValueWriter`.
     "int": lambda value: int(value, 16),
     "str": lambda value: value.decode("utf-8", "surrogatepass"),
     **{kind.name: kind.read for kind in (*KINDS.values(), NDARRAY, SCALAR)},

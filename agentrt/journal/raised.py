@@ -1,11 +1,12 @@
 """Converting errors to JSON and back, with their texts, arguments, attributes, notes and causes.
 
-An error is read back as an instance of its own class, made without the constructor. If the text or
-the arguments of this instance would differ from those of the error, or if journals cannot find the
-class by its name, the error is read back as a *stand-in*: an instance of a new class with the name
-and the texts of the error. The new class is derived from the nearest base classes that can be
-found. An argument or attribute that a journal cannot record is replaced by a `Lost` object, which
-raises an error when code uses it.
+An error is read back as an instance of its own class, made without the constructor. If the text,
+the arguments or the attributes of this instance would differ from those of the error, or if
+journals cannot find the class by its name, the error is read back as a *stand-in*: an instance of a
+new class with the name and the texts of the error. The new class is derived from the error's own
+class if that can be found and subclassed, and otherwise from the nearest base classes that can
+be found. An argument or attribute that a journal cannot record is replaced by a `Lost` object,
+which raises an error when code uses it.
 """
 
 from __future__ import annotations

@@ -109,7 +109,7 @@ class ProgramRecord:
     rows that this process adds.
 
     - ``stopping`` is a function that returns whether the program is being stopped from outside, by
-      a signal or a limit. Nodes that the code reaches then are not recorded.
+      a signal or a limit, or has ended. Nodes that the code reaches then are not recorded.
     - ``rests`` maps each task that waits for a human or for a time to the node that it waits for.
     - ``listens`` is True if the program has subscribed to events, so that it cannot be parked.
     - ``parked`` is True if the program is parked; then its code must not reach another node.
@@ -155,9 +155,9 @@ class ProgramRecord:
     def enter(self, at: Place, kind: str, name: str, scope: str, request: Any) -> NodeRecord:
         """Return the record of the node that the code reaches at ``at``.
 
-        Raises `DivergenceError` if another node is recorded at this place and must not be dropped.
-        Raises the error in ``diverged`` again if there is one, and `asyncio.CancelledError` if the
-        program is parked.
+        Raises `DivergenceError` if another node, or another request, is recorded at this place and
+        must not be dropped. Raises the error in ``diverged`` again if there is one, and
+        `asyncio.CancelledError` if the program is parked.
         """
         if self.diverged is not None:
             raise self.diverged
@@ -323,7 +323,8 @@ class ProgramRecord:
         """Record the end of the program. Cancellations of nodes by this end are not recorded.
 
         If the result cannot be recorded, `UnrecordableError` is recorded as the failure of the
-        program, and raised; with ``skips``, a warning is logged instead.
+        program, and raised; with ``skips``, a warning is logged instead. Raises `JournalWriteError`
+        if the rows cannot be written.
         """
         self._write_caught_refusals(error)
         refused: UnrecordableError | None = None
@@ -364,14 +365,14 @@ class ProgramRecord:
         self._sink.put(change)
 
     def text_of(self, value: Any, without: object = None) -> str:
-        """Return a result in its recorded form; "" if the journal records no content. Raises
-        `UnkeptError` for a result that cannot be recorded.
+        """Return a result in its recorded form; "" unless the journal records the full content.
+        Raises `UnkeptError` for a result that cannot be recorded.
         """
         return dumps(value, without, label="result") if self._sink.content == "full" else ""
 
     def text_of_error(self, error: BaseException) -> str:
-        """Return an error in its recorded form; "" if the journal records no content. If the whole
-        error cannot be recorded, the form has only its type and its texts.
+        """Return an error in its recorded form; "" unless the journal records the full content. If
+        the whole error cannot be recorded, the form has only its type and its texts.
         """
         if self._sink.content != "full":
             return ""
@@ -560,7 +561,10 @@ class NodeRecord:
     - ``turn_s``: the seconds from reaching the node to the start of its attempt; 0 for a further
       attempt in this process.
     - ``request``: the encoded request of a call.
-    - ``again``: whether the node runs again. Then its answer is delivered in the recorded order.
+    - ``again``: whether the node runs again because its value could not be recorded. Then its
+      answer is delivered in the recorded order.
+
+    Methods that wait for the disk raise `JournalWriteError` if the rows cannot be written.
     """
 
     __slots__ = (
@@ -621,7 +625,10 @@ class NodeRecord:
             await self.program.written()
 
     def put(self, value: Any) -> None:
-        """Record the value of a node that returns at once."""
+        """Record the value of a node that returns at once. If the value cannot be recorded,
+        `UnrecordableError` is raised; if the program skips such values, a warning is logged
+        instead.
+        """
         self.begin()
         if self.kept:
             self.program.ended(self.start, value, None, None)

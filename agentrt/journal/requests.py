@@ -291,7 +291,7 @@ class RequestEncoder:
                     yield request
 
     def remember(self, task: str, request: CallRequest, node: str, attempt: int) -> None:
-        """Remember the request of an attempt at a node. The request is being recorded."""
+        """Remember the request of an attempt at a node, which was recorded or will be recorded."""
         request.node, request.attempt = node, attempt
         request.recorded = ""
         for group in (("task", task), _like(request.items), ("all",)):
@@ -444,7 +444,9 @@ class RecordedRequests:
         return {**value, _key_of(value): ids(own) if isinstance(own, array) else own}
 
     def text(self, start: StartRow) -> str:
-        """Return the whole request of a node as JSON text; "" if it was not recorded."""
+        """Return the whole request of a node as JSON text; "" if it was not recorded. Raises
+        `JournalError` if an earlier request is missing.
+        """
         if f'"{BEFORE}"' not in start.request and f'"{IDS}"' not in start.request:
             return start.request
         return json.dumps(self.whole(start), ensure_ascii=False, separators=(",", ":"))

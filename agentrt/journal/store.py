@@ -52,8 +52,8 @@ class Store(ABC):
 
     @abstractmethod
     def write(self, changes: Iterable[Change]) -> None:
-        """Write all changes in one transaction. Raises `JournalWriteError`; then no change is
-        written.
+        """Write all changes in one transaction. Raises `JournalWriteError` if this fails; then no
+        change is written.
         """
 
     @abstractmethod
@@ -193,8 +193,8 @@ class SQLiteStore(Store):
                 f"journal {self.name} is locked by another program; wait until that program ends"
             )
         return JournalError(
-            f"journal {self.name}: {text}; name a file that can be written (--journal FILE), in an "
-            "existing folder"
+            f"journal {self.name}: {text}; name a file that this user may open, in an existing "
+            "folder"
         )
 
 

@@ -30,7 +30,9 @@ _TAIL = -1
 def drive(
     backend: Backend, programs: Sequence[ProgramShape], gate: Gate | None = None
 ) -> RunOutcome:
-    """Run all programs to their end, in the backend's time."""
+    """Run all programs to their end, in the backend's time. Raises `InvariantError` if a program
+    cannot continue.
+    """
     driver = Driver(backend, programs, gate)
     while driver.advance(backend.next_moment(driver.next_arrival)):
         pass

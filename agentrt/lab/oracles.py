@@ -120,7 +120,8 @@ def _cost(sizes: list[float], age: float) -> float:
     """Return the inverse Gittins index at an ``age``.
 
     For each limit, the expected service up to the limit is divided by the probability that the
-    program ends within the limit. The result is the smallest of these quotients.
+    program ends within the limit. The result is the smallest of these quotients, and at least
+    `_SMALLEST_S`.
     """
     left = sorted(size - age for size in sizes if size > age)
     spent, best = 0.0, math.inf

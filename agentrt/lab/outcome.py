@@ -123,8 +123,8 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """Statistics over many programs. Times are in seconds if nothing else is said. None means
-    unknown.
+    """Statistics over many programs. Times are in seconds if nothing else is said. None or NaN
+    means unknown.
 
     - ``token_latency_s`` is the program-level token latency (Agentix, §6.2): the latency of a
       program divided by the number of tokens that it generated, averaged over programs.

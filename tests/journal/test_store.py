@@ -196,7 +196,7 @@ def test_a_file_that_cannot_be_written(tmp_path: Path) -> None:
                 os.setuid(65534)
             SQLiteStore(path)
         except JournalError as error:
-            code = 0 if "name a file that can be written" in str(error) else 2
+            code = 0 if "name a file that this user may open" in str(error) else 2
         finally:
             os._exit(code)
     assert os.waitpid(child, 0)[1] == 0

@@ -66,7 +66,8 @@ def publish_now(
     properties: Properties,
     published: Callable[[], None],
 ) -> None:
-    """Publish a message. ``published`` is called when the broker has confirmed it.
+    """Publish a message. ``published`` is called when the broker has confirmed it; with
+    ``qos`` 0, when it was sent.
 
     Raises `aiomqtt.MqttError` without a connection, and `ValueError` for an invalid topic.
     """

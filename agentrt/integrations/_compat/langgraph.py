@@ -154,7 +154,9 @@ def was_drained(error: BaseException) -> bool:
 
 
 def is_server_runtime(hint: object) -> bool:
-    """Return whether a parameter's type is ``ServerRuntime`` or one of its two subclasses."""
+    """Return whether a parameter's type is ``ServerRuntime``, which is a union, or one of the two
+    classes of this union.
+    """
     from langgraph_sdk import runtime
 
     types = (runtime.ServerRuntime, runtime._ExecutionRuntime, runtime._ReadRuntime)

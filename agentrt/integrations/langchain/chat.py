@@ -54,15 +54,16 @@ _OPTIONS = ("model", *SENT, "max_tokens", "timeout", "stream_usage", "model_kwar
 class ChatAgentRT(BaseChatModel):
     """A LangChain chat model whose calls agentrt schedules.
 
-    Without arguments, the model uses this process's embedded engine, which starts at the first
-    call and is shared. Set ``runtime`` to an open `Runtime` on the running event loop, or to a
-    `RuntimeClient`; or set ``base_url`` to an OpenAI-compatible endpoint. ``model`` must be the
-    model that is served.
+    Without arguments, the model uses the endpoint in the variable ``AGENTRT_BASE_URL``, or without
+    this variable, this process's embedded engine, which starts at the first call and is shared. Set
+    ``runtime`` to an open `Runtime` on the running event loop, or to a `RuntimeClient`; or set
+    ``base_url`` to an OpenAI-compatible endpoint. ``model`` must be the model that is served.
 
     ``temperature`` 0, the default, is greedy decoding; None uses the temperature that the model's
-    authors recommend. With ``max_tokens`` None, an answer may fill the model's context. ``timeout``
-    is the limit of a call in seconds; a call that takes longer is aborted. ``max_retries`` applies
-    to an endpoint only, because an embedded engine has no network that can fail.
+    authors recommend, and is the default if ``n`` is greater than 1. With ``max_tokens`` None, an
+    answer may fill the model's context. ``timeout`` is the limit of a call in seconds; a call that
+    takes longer is aborted. ``max_retries`` applies to an endpoint only, because an embedded engine
+    has no network that can fail.
 
     Every call may override these options by keyword, except ``streaming``, ``runtime``, and the
     options of an endpoint: ``base_url``, ``api_key``, ``default_headers``, ``default_query`` and

@@ -74,7 +74,9 @@ class RuntimeClient:
     def borrow(
         cls, runtime: Runtime, loop: asyncio.AbstractEventLoop | None = None
     ) -> RuntimeClient:
-        """Make a client of an open runtime on ``loop``, by default the running event loop."""
+        """Make a client of an open runtime on ``loop``, by default the running event loop. Raises
+        `ConfigError` if there is neither.
+        """
         client = cls(lambda: runtime)
         client._make, client._runtime = None, runtime
         client._loop = loop or running_loop()

@@ -96,7 +96,7 @@ def by_own_names(options: Mapping[str, Any], known: Iterable[str]) -> dict[str, 
     are left out.
 
     Raises `ConfigError` for an unknown or unsupported option, for an option that only models have
-    if it is not in ``known``, and for an option that is set twice under different names.
+    if it is not in ``known``, and for an option that is set under two names with different values.
     """
     known = (*known,)
     named: dict[str, Any] = {}

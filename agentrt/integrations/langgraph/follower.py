@@ -42,8 +42,8 @@ class Follower(BaseCallbackHandler):
 
     A root run inside an agentrt program belongs to that program. Any other root run is a program of
     its own, whose name is the run's name. The program's session (``thread_id``), tenant
-    (``agentrt_tenant``) and size hint (``agentrt_size_hint``) come from the metadata or the
-    configurable of the run's config.
+    (``agentrt_tenant``) and size hint (``agentrt_size_hint``) come from the metadata of the run's
+    config. LangGraph copies the ``thread_id`` there from the configurable.
     """
 
     run_inline = True  # run the callbacks in the context of the code that they are about

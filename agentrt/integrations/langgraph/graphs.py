@@ -63,7 +63,7 @@ class Factory:
     """A function that makes a graph.
 
     Raises `ProgramLoadError` for a function that requires other parameters than the config and the
-    ``ServerRuntime``.
+    ``ServerRuntime``, or whose parameters cannot be read.
     """
 
     def __init__(self, make: Callable[..., Any]) -> None:

@@ -46,7 +46,7 @@ class Checkpointer:
 
 def sqlite_file(text: str) -> Path | None:
     """Return the file of ``sqlite:FILE``, or None for ``memory``. Raises `ConfigError` for any
-    other text.
+    other text, for a folder, and for a file in a folder that does not exist.
     """
     if text == "memory":
         return None

@@ -59,7 +59,7 @@ def read_servers(paths: Sequence[Path], env: Mapping[str, str] | None = None) ->
 
     ``${NAME}`` and ``${NAME:-default}`` in values stand for variables of ``env``, by default the
     process's environment. Raises `ConfigError` for an invalid file; the message names the server
-    and the field.
+    and the field. Also raises it if there are files, but the package ``mcp`` is not installed.
     """
     if not paths:
         return []

@@ -45,9 +45,9 @@ _INFO = Implementation(name="agentrt", version=__version__)
 class McpConnection:
     """The connection to ``server``.
 
-    ``tell`` gets a line when the connection is lost or restored, and when the server writes the
-    first line to stdout that is not a message. ``elicited`` answers the server's questions.
-    ``largest`` limits the size of a message in bytes.
+    ``tell`` gets a line when the connection cannot be opened, is lost or is restored, and when the
+    server writes the first line to stdout that is not a message. ``elicited`` answers the server's
+    questions. ``largest`` limits the size of a message in bytes.
     """
 
     def __init__(

@@ -1,5 +1,5 @@
-"""The HTTP client for MCP servers. An HTTP or network error becomes the answer to the request in
-which it occurred.
+"""The HTTP client for MCP servers. A network error, or a status with which the server rejects
+the client or its session, becomes the answer to the request in which it occurred.
 
 Otherwise the SDK would end the connection, and with it all other calls.
 """

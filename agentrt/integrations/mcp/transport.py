@@ -69,10 +69,10 @@ _LISTED_WITHIN_S = 30.0
 class McpTransport(ToolTransport):
     """The transport to the tools of ``server``. A result may have at most ``largest`` characters.
 
-    ``tell`` gets a line when the connection to the server is lost or restored, and when the server
-    writes the first line to stdout that is not a message. If the server has no call in flight and
-    does not list its tools within ``listed_within`` seconds, the connection is opened again, which
-    restarts a server that is a command.
+    ``tell`` gets a line when the connection to the server cannot be opened, is lost or is restored,
+    and when the server writes the first line to stdout that is not a message. If the server has no
+    call in flight and does not list its tools within ``listed_within`` seconds, the connection is
+    opened again, which restarts a server that is a command.
     """
 
     def __init__(

@@ -59,11 +59,11 @@ class MqttSubscription(Subscription):
 
 
 class MqttEvents(EventSource):
-    """A source of events from a broker's messages. Each event is delivered at least once, and in
-    order within a topic. But events are dropped (`Event.dropped`) if they are too large, or if too
-    many events wait for a program.
+    """A source of events from a broker's messages. Each event that is published with QoS 1 or 2 is
+    delivered at least once, and in order within a topic. But events are dropped (`Event.dropped`)
+    if they are too large, or if too many events wait for a program.
 
-    Messages that are published while the connection is broken arrive later, unless the broker
+    Such messages that are published while the connection is broken arrive later, unless the broker
     itself stopped, or the connection is broken for more than 300 seconds. A subscription waits up
     to ``connect_timeout`` seconds for the broker.
     """

@@ -68,7 +68,9 @@ class ToolJob:
 
     @property
     def failed(self) -> Failure | None:
-        """The reason why the call has no result; None if it has one or still runs."""
+        """The reason why the call has no result; None if it has one, still runs or was cancelled by
+        its caller.
+        """
         return None if self.reply is None else self.reply.error
 
 
@@ -225,7 +227,7 @@ class Replies:
         self._reply(sender, self.failed(error))
 
     def tell(self, job: ToolJob) -> None:
-        """Send the state of a job to its caller."""
+        """Send the state of a job to its caller, unless this caller has cancelled the job."""
         if job.reply is not None or not job.cancelled:
             self._reply(job.sender, job.reply or self._make_reply("accepted"))
             self.questions.repeat(job)

@@ -113,7 +113,7 @@ class Topics:
 
     @property
     def dead_letters(self) -> str:
-        """The topic for messages that could not start a program, or whose program failed."""
+        """The topic for messages that started no program, or whose program did not succeed."""
         return f"{self.prefix}/dead-letters"
 
     @property

@@ -52,7 +52,8 @@ class Worker:
 
     ``concurrency`` is the maximum number of calls, of all tools, that run at the same time;
     further calls wait. ``notice`` gets a line at each new connection, if the first connection
-    fails, and when the worker drains.
+    fails, and when the worker drains. Raises `ConfigError` for a ``name`` or ``tenant`` that cannot
+    be part of a topic.
     """
 
     def __init__(

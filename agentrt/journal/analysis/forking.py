@@ -43,7 +43,8 @@ def fork_in(
     cancelled, this fork is returned. Otherwise a new fork is written to ``store``. ``input`` is the
     fork's input as JSON text. ``answers`` maps places of nodes, such as "0.1#2", to new answers of
     these nodes as JSON text. Raises `UsageError` if a node with a new answer began after the node
-    ``at``, or if the result of a node that ended before ``at`` began could not be recorded.
+    ``at``, or if the result of a node that ended before ``at`` began could not be recorded. The
+    result of a started task is not needed.
     """
     options = json.dumps({"fork": how})
     known = dict(store.query("SELECT id, options FROM agentrt_programs"))

@@ -53,9 +53,10 @@ class Miss:
     `SALTED` and `REPLACED`, ``was`` and ``now`` are the two salts, or the two versions of the
     weights, and ``again`` is the length of the common beginning. The fields from ``earlier`` to
     ``again`` keep their defaults if the journal has no texts, or if there is no difference to
-    report: the prompt only extends an earlier prompt, or too little of it is equal again after the
-    difference, or the verdict is `EVICTED` and the closest earlier prompt has another salt or
-    another version of the weights. ``by`` are the programs for which blocks were evicted.
+    report: no earlier prompt was compared, or the prompt only extends one or is the beginning of
+    one, or too little of it is equal again after the difference, or the verdict is `EVICTED` and
+    the closest earlier prompt has another salt or another version of the weights. ``by`` are the
+    programs for which blocks were evicted.
     """
 
     node: str
@@ -214,7 +215,7 @@ def misses_of(recorded: RecordedTime) -> list[Miss]:
         if prompt is not None and report.versions:
             prompt.version = report.versions[0][1]
         before = [at for at, (earlier, _) in enumerate(recent) if earlier.until <= began]
-        # Later calls are not compared with calls before `recent` either.
+        # Drop older calls, because later calls are not compared with them either.
         recent = recent[before[-_COMPARED] :] if len(before) >= _COMPARED else recent
         last = (other for earlier, other in reversed(recent) if earlier.until <= began)
         miss = _miss(stay, report, prompt, last)

@@ -1,8 +1,8 @@
 """Functions that run programs on a real engine in real time, under one contender after the other.
 
-A prompt consists of the earlier prompt, the model's own output, and made-up text. The lengths of
-outputs come from the shapes of the programs. A `Probe` in the engine core measures the calls in the
-same way for every scheduler.
+A prompt consists of the earlier prompt, the model's own output, and text that is made up or, for a
+journal, recorded. The lengths of outputs come from the shapes of the programs. A `Probe` in the
+engine core measures the calls in the same way for every scheduler.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ _FIRST, _VOCABULARY = 1_000, 40_000
 of all usual models.
 """
 _MADE_UP = 1 << 32
-"""The smallest token id that a trace makes up (`CallShape.prompt_ids`). No vocabulary has such ids.
+"""A lower bound for the token ids that a trace makes up (`CallShape.prompt_ids`). No vocabulary has
+such ids.
 """
 
 

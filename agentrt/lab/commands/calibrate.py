@@ -40,7 +40,8 @@ Examples:
 
 \b
 Run nothing else on the machine meanwhile. Exit codes: 0 done; 1 the engine failed; 2 bad usage;
-130 Ctrl-C. The table goes to stdout, everything else to stderr.
+130 Ctrl-C. The table and the JSON object go to stdout, everything else to
+stderr.
 """
 
 

@@ -144,7 +144,8 @@ class Meter:
 
 
 def run_all(specs: Sequence[Spec], jobs: int, do: Callable[[Spec], Result]) -> Generator[Result]:
-    """Do the runs in ``jobs`` processes, and yield each result as its run ends.
+    """Do the runs in ``jobs`` processes, and yield each result as its run ends. A single run, or a
+    single job, runs in this process.
 
     If the generator ends early, by an error, Ctrl-C or ``close()``, the processes end at once.
     Raises `EngineError` if a process dies unexpectedly.

@@ -116,8 +116,8 @@ class ReplayCommand(RunCommand, ManyCommand):
 def replay(journal: Path, **options: Any) -> None:
     """Replay the runs of a journal under other policies, in virtual time or on an engine.
 
-    Prints a line for the recording and for each policy, and a line for each run. Arguments
-    after -- are passed to the real engine, as flags of 'vllm serve'.
+    Prints a line for the recording and for each policy, and a line for each of the first 40
+    runs. Arguments after -- are passed to the real engine, as flags of 'vllm serve'.
     """
     check_plot(options["plot"])
     _check_depth(options)

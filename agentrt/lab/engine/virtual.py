@@ -130,11 +130,11 @@ class VirtualEngine:
     """An engine that is driven step by step. Times are seconds of virtual time.
 
     ``scheduling`` has the settings of agentrt's scheduler, or is a policy of vLLM's own scheduler,
-    which then runs unchanged. With the policy ``fcfs``, agentrt's scheduler makes the same
-    decisions as vLLM's. With ``kv_events``, the engine publishes the changes of its prefix cache,
-    and ``events`` has the changes that the last step published. ``scheduler_cls`` is a subclass
-    that replaces agentrt's scheduler class. ``policy`` replaces the policy that ``scheduling``
-    names. ``busy_s`` is the total time of all steps.
+    which then runs unchanged. With the policy ``fcfs`` and its default retention and admission,
+    agentrt's scheduler makes the same decisions as vLLM's. With ``kv_events``, the engine publishes
+    the changes of its prefix cache, and ``events`` has the changes that the last step published.
+    ``scheduler_cls`` is a subclass that replaces agentrt's scheduler class. ``policy`` replaces the
+    policy that ``scheduling`` names. ``busy_s`` is the total time of all steps.
     """
 
     def __init__(

@@ -31,6 +31,8 @@ class Machine:
     and computes at most ``max_num_batched_tokens`` tokens in a step. ``step_model`` is a step-time
     model or its file; None means the default values of `StepTimeModel`. ``in_flight`` is the number
     of steps that are scheduled at a time. ``router`` spreads the calls over ``replicas`` engines.
+
+    Raises `ConfigError` for an unknown router, an invalid file or size, and without vLLM.
     """
 
     max_num_seqs: int = 32

@@ -170,7 +170,8 @@ def measure(
 
     Return a description of the engine as text, the engine's settings as a dict, and the finished
     runs. If a signal ended the replay early, the last value is the error of the signal; otherwise
-    it is None. Raises the error of the signal if no run was finished.
+    it is None. Raises the error of the signal if no run was finished, and `ConfigError` for a
+    recording or contenders that cannot run on an engine.
     """
     check_on_one_engine(contenders)
     if spec.machine.replicas > 1:

@@ -41,8 +41,8 @@ from agentrt.lab.workloads.replay import REWRITTEN, ScaledCalls, Scales
 from agentrt.lab.workloads.shape import CallShape, ProgramShape
 
 _KEPT = 0.9
-"""Share of the previous prompt's blocks. A prompt that begins with at least this share extends the
-previous prompt.
+"""Share of the previous prompt's blocks. A prompt that begins with at least this share, and is not
+shorter than the previous prompt, extends it.
 """
 _WHOLE_SECONDS = 1.0
 """Tolerance, in seconds, for comparing the start of a call with the end of an earlier branch. It is

@@ -125,7 +125,7 @@ def read_grid(
 
 def read_machine(options: Mapping[str, Any]) -> Machine:
     """Return the simulated engine or engines. Raises `ConfigError` for a router without
-    several replicas.
+    several replicas, and the errors of `Machine`.
     """
     silence_vllm()
     names = ("kv_blocks", "max_num_batched_tokens")
