@@ -42,9 +42,11 @@ class Chunk:
     (`agentrt.executors.replies.reply_of`) and of that report.
 
     ``output`` is the piece in the form that the front end reads: a ``chat.completion`` or a
-    ``chat.completion.chunk`` in OpenAI's form, or vLLM's ``RequestOutput``. ``token_ids`` are the
-    tokens of the piece, if the executor reports them, and ``logprobs`` their log probabilities, if
-    the call was made ``with_logprobs``.
+    ``chat.completion.chunk`` in OpenAI's form, or vLLM's ``RequestOutput`` or
+    ``PoolingRequestOutput``. It is None if the front end reads only ``text`` and ``reply``.
+    ``token_ids`` are the tokens of the piece, if the executor reports them, and ``logprobs`` their
+    log probabilities, if the call was made ``with_logprobs``. The last piece may have no
+    ``logprobs``, because its ``reply`` has the log probabilities of all tokens.
     """
 
     text: str
@@ -162,7 +164,8 @@ class Executor(ABC):
     # -- life --------------------------------------------------------------------------
 
     async def start(self, progress: Progress) -> None:
-        """Start the executor. Raises `ModelLoadError`, `ConfigError` or `EngineStartError`.
+        """Start the executor. Raises `ModelLoadError`, `ConfigError` or `EngineStartError`, and
+        `EngineDiedError` if the engine's node is lost meanwhile.
 
         ``progress`` is called with texts about the progress.
         """
@@ -182,7 +185,9 @@ class Executor(ABC):
         return ()
 
     async def given_up(self) -> str:
-        """Wait until the engine is dead and will not be replaced, and return the reason."""
+        """Wait until the engine is dead and will not be replaced, and return the reason. Executors
+        that do not replace their engine wait forever.
+        """
         never: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         return await never
 
@@ -278,8 +283,8 @@ class Executor(ABC):
     async def pause_generation(self, mode: PauseMode) -> None:
         """Pause generation, and return when no call runs. New calls wait until `resume_generation`.
 
-        ``mode`` says what happens to calls in the engine. Raises `ConfigError` if the executor
-        cannot pause.
+        ``mode`` says what happens to calls in the engine. Raises `ConfigError` for an unknown mode,
+        and if the executor cannot pause.
         """
         raise ConfigError(f"{type(self).__name__} cannot pause generation; {_USE_VLLM}")
 
@@ -301,7 +306,7 @@ class Executor(ABC):
         With ``clear_cache``, the prefix cache is emptied, and calls that were stopped compute their
         tokens again under the new weights. Raises `EngineError` if the weights cannot be loaded,
         and `WeightsError` if their files are gone; the engine then has its old weights. Raises
-        `EngineDiedError` if the engine can load neither the new nor its old weights, and
+        `EngineDiedError` if the engine dies or can load neither the new nor its old weights, and
         `ConfigError` if the executor cannot load weights.
         """
         raise ConfigError(f"{type(self).__name__} cannot update its weights; {_USE_VLLM}")
@@ -318,7 +323,7 @@ class Executor(ABC):
         """Return 64 bits of the hash of each full block of a call's prompt.
 
         The call must have ``prompt_token_ids``. A hash also covers the images, the adapter and the
-        cache salt.
+        cache salt. The result is empty before `cached_blocks` was called.
         """
         return ()
 

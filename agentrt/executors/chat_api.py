@@ -1,9 +1,10 @@
 """The interface for chat requests: a `Frontend` converts them to calls, and outputs to answers.
 
-A front end renders chats before their calls are scheduled, and reads tool calls from outputs. It
-makes calls through a `Caller`, which stands for a program. Programs in this process pass their
-caller as an argument. vLLM's HTTP application has no argument for a caller, and reads the context
-variable `CALLER`.
+A front end with a tokenizer renders chats before their calls are scheduled, and vLLM's front end
+also reads tool calls from outputs. `RequestFrontend` passes chats on as they are. A front end makes
+calls through a `Caller`, which stands for a program. Programs in this process pass their caller as
+an argument. vLLM's HTTP application has no argument for a caller, and reads the context variable
+`CALLER`.
 
 With vLLM, text becomes tokens when `VLLMFrontend` renders a chat: vLLM's chat template gives the
 prompt's text, and vLLM's tokenizer its token ids. Tokens become text in vLLM's own detokenizer,

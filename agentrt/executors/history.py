@@ -32,18 +32,18 @@ from agentrt.scheduler.table import ProgramTotals
 NONE = "none"
 """A value in place of a file's name, with which no file is read or written."""
 SAVE_EVERY = 64
-"""Minimum number of programs that end between two writes. If the process is killed, the statistics
-of the programs since the last write are lost.
+"""Minimum number of programs that end between two writes of `HistoryFile.ended`. If the process is
+killed, the statistics of the programs since the last write are lost.
 """
 SAVE_SECONDS = 30.0
-"""Minimum seconds between two writes: a write takes the engine core a few milliseconds."""
+"""Minimum seconds between two such writes: a write takes the engine core a few milliseconds."""
 MOST_BYTES = 1 << 20
 """Maximum size of a file in bytes. Above it, the entries that were not used for the longest time
 are dropped.
 """
 VERSION = 3
 _WAIT_S = 2.0
-"""Seconds that the last write of a process waits while another process writes."""
+"""Maximum seconds that the last write of a process waits while another process writes."""
 _LOG = logging.getLogger(__name__)
 _Samples = Annotated[float, Field(ge=0.0, le=WINDOW)]
 _Amount = Annotated[float, Field(ge=0.0, le=LONGEST_S)]

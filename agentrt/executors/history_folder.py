@@ -31,7 +31,9 @@ FOLDER_VARIABLE = "AGENTRT_DATA"
 folder.
 """
 MOST_FILES = 64
-"""Maximum number of files; the files that were not used for the longest time are deleted."""
+"""Number of files that are kept when an engine chooses its file. The files that were not used for
+the longest time are deleted.
+"""
 _FOLDER = "history"
 _DRAFT_S = 3600.0
 """Age in seconds from which an unfinished file must be from a process that died."""

@@ -23,7 +23,8 @@ of a call's identity in ``extra_args``, and of a call's report in ``kv_transfer_
 """
 # Makes program ids unique for a server, since each client process counts its programs from 1.
 _PROCESS = uuid4().hex[:12]
-# Parents are not sent: the scheduler needs only the service of the path through them (`path_s`).
+# ``extra_args`` have no parents: the scheduler needs only the service of the path through them
+# (`path_s`).
 _SENT = tuple(field.name for field in fields(Identity) if field.name != "parents")
 _sent = attrgetter(*_SENT)
 

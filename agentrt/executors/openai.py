@@ -41,9 +41,9 @@ class OpenAIEndpoint(Executor):
 
     If ``model`` is None, `start` chooses the endpoint's first model. A request is sent with all its
     fields, with this model, and with the further ``headers`` and ``query`` parameters. A streamed
-    request also asks for the numbers of tokens. ``max_retries`` is the maximum number of retries of
-    a request. Set ``images`` if the model takes images, because endpoints do not report whether it
-    does.
+    request without ``stream_options`` also asks for the numbers of tokens. ``max_retries`` is the
+    maximum number of retries of a request. Set ``images`` if the model takes images, because
+    endpoints do not report whether it does.
 
     The call's identity is sent in headers (`agentrt.executors.identity`). A call's report contains
     only its numbers of tokens and, as its service time, the seconds from the request to the end of

@@ -34,7 +34,9 @@ from agentrt.scheduler.table import ProgramTotals
 
 _WORDS = ("lorem", "ipsum", "dolor", "sit", "amet", "elit", "sed", "eiusmod", "tempor", "magna")
 _LEAST, _MOST = 12, 48
-"""The minimum and maximum number of words of an answer whose length is not fixed."""
+"""The minimum and maximum number of words of an answer whose length is not fixed. ``max_tokens``
+may make the answer shorter.
+"""
 _KEPT = ("demotions", "promotions", "preemptions", "steps", "arrived_step", "level")
 """The fields of a call that its report contains unchanged."""
 

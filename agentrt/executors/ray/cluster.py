@@ -157,7 +157,9 @@ class Cluster:
         return ray.remote(actor).options(**terms).remote(*args)
 
     def room(self) -> str:
-        """Return a text that says what an engine needs on its node, and what is free now."""
+        """Return a text that says what an engine needs on its node, and what is free now. Raises
+        `ConfigError` if the engines do not fit into the cluster.
+        """
         import ray
 
         share, free = self._share(), ray.available_resources()
@@ -195,8 +197,8 @@ class Cluster:
                 ray.shutdown()
 
     def _connect(self) -> None:
-        # Ray reads these variables at its import. The first turns usage statistics off; the second
-        # keeps GPUs visible to an actor that requests none.
+        # The first variable turns Ray's usage statistics off. The second turns off a warning that
+        # older versions of Ray give when they connect.
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
         import ray

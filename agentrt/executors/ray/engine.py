@@ -241,7 +241,9 @@ class RayEngine(Executor):
         return float(await self._ask("cpu_seconds"))
 
     async def _ask(self, method: str, *args: Any) -> Any:
-        """Call a method of the actor. Raises the method's errors, or `EngineDiedError`."""
+        """Call a method of the actor. Raises the errors of `_translated`, and `EngineDiedError` if
+        there is no actor.
+        """
         if self._actor is None:
             raise EngineDiedError("the engine is not running")
         return await _translated(getattr(self._actor, method).remote(*args))
@@ -253,8 +255,8 @@ class RayEngine(Executor):
 
 
 async def _translated(reference: ObjectRef) -> Any:
-    """Await the result of a remote call. Raises the engine's errors, and `EngineDiedError` in place
-    of Ray's errors.
+    """Await the result of a remote call. Raises the engine's errors that are an `AgentrtError`, and
+    `EngineDiedError` in place of its other errors and of Ray's errors.
 
     If this is cancelled, Ray's own future is not cancelled, because Ray would log that as a fault.
     """

@@ -17,7 +17,7 @@ _SIZES = {
 def gpus_each(flags: Sequence[str]) -> int:
     """Return how many GPUs an engine with these vLLM flags needs.
 
-    Raises `ConfigError` for flags that are not valid.
+    Raises `ConfigError` for invalid sizes of the parallelism; other flags are not checked.
     """
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     for name, options in _SIZES.items():

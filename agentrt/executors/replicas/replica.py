@@ -69,8 +69,8 @@ class Backoff:
 
     The first delay is ``first_s`` seconds; each next delay is twice as long, up to ``longest_s``.
     A replica that dies more than ``tries`` times in a row is not started again. A failed start
-    counts as a death. A death that comes ``steady_s`` seconds or more after the engine was ready
-    begins a new row.
+    counts as a death, unless the cluster has no room for the engine (`NoRoomError`). A death that
+    comes ``steady_s`` seconds or more after the engine was ready begins a new row.
 
     The library tenacity is not used, because it only retries a single call. Here, deaths are
     counted over the life of a replica.
@@ -124,8 +124,8 @@ class Replica:
     ``calls`` is the number of its current calls. ``reruns`` is the number of calls that were lost
     when its engine died, and that were run again. A ``drained`` replica takes no calls, even after
     a new start. ``loading`` is True while the engine loads other weights.
-    ``info`` describes the engine that started last. ``waits_for`` says what the engine's start
-    waits for, such as a free node; "" if nothing. ``view`` is the replica as routers see it.
+    ``info`` describes the engine that started last. ``waits_for`` says what a restart waits for,
+    such as a free node; "" if nothing. ``view`` is the replica as routers see it.
     """
 
     def __init__(self, name: str, make: Callable[[], Executor]) -> None:

@@ -62,12 +62,13 @@ class ReplicaSet(Executor):
     used. ``scheduling`` has the settings of the engines' schedulers; routers use its queue levels.
 
     The set collects the statistics that the policy learns from programs on all engines, and keeps
-    them in the history file that ``scheduling`` names. Without a name, the file is chosen by the
-    models and sizes of the engines (`history_file`). If there is a file, each engine starts with
-    the statistics of the set, and learns more from its own programs. The engines must not write a
-    history file themselves: in the `EngineOptions` of each engine, ``scheduler.history`` must be
-    ``none``, or ``replicas`` must be greater than 1 and ``scheduler.history`` None. Raises
-    `ConfigError` for a file that is not a history file.
+    them in the history file that ``scheduling`` names. Without a name, if the policy
+    learns, `history_file` chooses the file: by the environment, or by the models and sizes of the
+    engines. If there is a file and the policy learns, each engine starts with the statistics of the
+    set, and learns more from its own programs. The engines must not write a history file
+    themselves: in the `EngineOptions` of each engine, ``scheduler.history`` must be ``none``, or
+    ``replicas`` must be greater than 1 and ``scheduler.history`` None. Raises `ConfigError` for a
+    file that is not a history file.
     """
 
     NAME: ClassVar[str] = "replica-{}"
@@ -176,7 +177,8 @@ class ReplicaSet(Executor):
     async def drain(self, name: str) -> None:
         """Send no more calls to a replica, and return when its calls have ended.
 
-        The replica gets no calls until `restart`. Raises `ConfigError` for an unknown name.
+        The replica gets no calls until `restart` or `roll`. Raises `ConfigError` for an unknown
+        name.
         """
         replica = self._named(name)
         replica.drained = True
@@ -185,8 +187,10 @@ class ReplicaSet(Executor):
     async def restart(self, name: str) -> None:
         """Drain a replica and replace its engine. Return when a new engine is ready.
 
-        Raises `ConfigError` for an unknown name or a replica that has failed too often to be
-        started again, and `EngineStartError` if the start of a new engine has failed too often.
+        If a new engine is starting already, this only waits for it. Raises `ConfigError` for an
+        unknown name or a replica that has failed too often to be started again, and
+        `EngineStartError` if the start of a new engine has failed too often, or the set is closed
+        meanwhile.
         """
         await self._supervisor.restart(self._named(name))
 

@@ -24,7 +24,8 @@ class Health:
     Every ``every_s`` seconds an engine is asked for a snapshot. A long step delays the answer, but
     the step uses CPU time. An engine that uses no CPU time for ``stall_s`` seconds while its answer
     is pending counts as dead: its process is suspended (for example by SIGSTOP), or is blocked
-    forever. An engine whose answer is pending for ``hang_s`` seconds counts as dead in any case.
+    forever. An engine whose answer is pending for ``hang_s`` seconds counts as dead in any case. A
+    `Supervisor` does not apply this rule to an engine that loads weights.
     """
 
     every_s: float = 2.0
@@ -309,9 +310,10 @@ class Supervisor:
     async def restart(self, replica: Replica) -> None:
         """Drain a replica and replace its engine. Return when a new engine is ready.
 
-        If the new engine does not start, the start is tried again as after a death. Raises
-        `ConfigError` for a replica that has failed too often to be started again, and
-        `EngineStartError` if no further start is tried.
+        If a new engine is starting already, this only waits for it. If the new engine does not
+        start, the start is tried again as after a death. Raises `ConfigError` for a replica that
+        has failed too often to be started again, and `EngineStartError` if no further start is
+        tried.
         """
         if replica.state is ReplicaState.OUT:
             raise ConfigError(

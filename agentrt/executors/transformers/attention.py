@@ -3,7 +3,8 @@
 With a mask alone, each token would keep its position in the text, and in a long text positions
 would exceed the model's context. Therefore, as in StreamingLLM, positions are counted within the
 cache. A token's position in the cache changes when earlier tokens are dropped. So keys are cached
-without their rotary embedding, and are rotated for each forward pass.
+without their rotary embedding, and are rotated for each forward pass. An attention with chunks, and
+a model whose positions cannot be moved (`CausalModel.moves`), use a mask alone.
 """
 
 from __future__ import annotations

@@ -125,7 +125,7 @@ class TransformersExecutor(Executor):
                         logprobs = tuple(position[0][1] for position in own)
                         yield Chunk(step.text, token_ids=step.token_ids, logprobs=logprobs)
         except (asyncio.CancelledError, GeneratorExit):
-            # `aborted` asks only for calls whose last output was not delivered.
+            # `aborted` is only called for calls whose last output was not delivered.
             if not is_delivered:
                 self._cut_off[call.call_id] = turn.report()
             raise

@@ -370,7 +370,8 @@ class VLLMEngine(CoreClient):
         self._paused = True
         with _dying("it paused"):
             # In vLLM's mode "abort", calls would end with a part of their output. Here, calls that
-            # have delivered a part continue, and only the other calls are aborted.
+            # have delivered a part continue, as do calls of pooling models, and only the other
+            # calls are aborted.
             await llm.pause_generation(mode="wait" if mode == "wait" else "keep", clear_cache=False)
             if mode == "abort":
                 calls = {i: live for i, live in self._live.items() if live.may_restart}

@@ -83,7 +83,8 @@ class EngineOptions:
             serve``. If its ``history`` is None, what the engine learns is kept in a file for the
             model and the engine's size.
             With several ``replicas``, their `ReplicaSet` keeps the file.
-        flags: Command-line flags of `vllm serve`. They override the defaults for the machine.
+        flags: Command-line flags of `vllm serve`. They override the defaults for the machine and
+            ``max_num_seqs``.
         verbose: Whether vLLM logs its progress.
         replicas: Number of engines that share the machine's cores.
         device_ids: The GPUs of this engine, as indices of the visible GPUs; empty leaves the choice
@@ -93,8 +94,9 @@ class EngineOptions:
         metrics: Whether the engine collects vLLM's own metrics for `Executor.metrics`.
         served_model_name: The model's name in these metrics; None means its own name.
         host_memory: GiB of host memory to which a GPU's KV cache is offloaded; 0 switches
-            the offload off. ``auto`` takes what is free on the machine, except for a reserve
-            (`HostRoom`), or nothing if this is less than the memory of the engine's GPUs.
+            the offload off. ``auto`` takes the engine's share of what is free on the machine,
+            except for a reserve (`HostRoom`), or nothing if this is less than the memory of the
+            engine's GPUs.
     """
 
     model: str | None = None
@@ -158,7 +160,7 @@ def engine_args(options: EngineOptions, model: str, *, on_gpu: bool) -> AsyncEng
     """Return vLLM's engine arguments for ``options`` and ``model``.
 
     ``on_gpu`` says whether the engine runs on a GPU; on a CPU, other defaults apply. Raises
-    `ConfigError` for flags that vLLM does not know or that agentrt sets itself.
+    `ConfigError` for flags that vLLM does not know, that agentrt sets itself, or that cannot work.
     """
     from vllm.engine.arg_utils import AsyncEngineArgs
 
@@ -212,7 +214,6 @@ def _host_memory(
     `AUTO`, but each engine would get less host memory than its GPUs have memory. Raises
     `ConfigError` if ``options`` has a number of GiB, and ``flags`` set host memory, too.
     """
-    # Imported here, because these modules import this module.
     from agentrt.executors.replicas.devices import gpus_each
     from agentrt.executors.vllm.host_memory import HostRoom, gpu_gib
 

@@ -1,9 +1,9 @@
 """Adds to the end of a stream the tool calls that vLLM's parser finds only in the whole output.
 
-Llama's parser streams "" for missing arguments, but reads "{}" from the whole output. In a stream,
-this parser also misses calls after another separator than "; ". The parser phi4_mini_json streams
-no calls at all. An agent would lose these calls, or fail to read "" as JSON. Parsers that vLLM
-builds on its own parser engine do not have this fault and are not changed.
+A parser may stream "" for missing arguments, but read "{}" from the whole output, or miss calls in
+a stream. An agent would fail to read "" as JSON, or lose these calls. The parsers in
+`held_calls.MARKS`, whose streams are known to be wrong, are corrected there and not here. Parsers
+that vLLM builds on its own parser engine do not have this fault and are not changed.
 """
 
 from __future__ import annotations

@@ -23,7 +23,8 @@ class AdapterPlaces:
     before the starving call came still fits for all calls, because the running calls that use it
     hold its place anyway. If nothing runs, a call that holds KV-cache blocks may start: the
     starving call may wait for these blocks, or be behind a call that waits for them. While the
-    engine is paused, adapters are closed for no call: only calls that have begun may run then.
+    engine is paused, a starving call keeps no adapter from fitting: only calls that have begun may
+    run then.
     """
 
     def __init__(self, scheduler: AsyncScheduler, core: SchedulerCore) -> None:
@@ -40,9 +41,10 @@ class AdapterPlaces:
         return adapter_of(request) is None or self._fits(request, self._running())
 
     def justifies_preemption(self, request: Request) -> bool:
-        """Return whether a running call may be preempted for a waiting request: its adapter fits,
-        and is not open only because of the running calls that use it, one of which may be the call
-        that is preempted.
+        """Return whether a running call may be preempted for a waiting request: the request has no
+        adapter, or its adapter fits and no call starves for another adapter. If a call does, the
+        request's adapter may fit only because of the running calls that use it, one of which may be
+        the call that is preempted.
         """
         starving, adapter = self._core.queue.starving, adapter_of(request)
         if adapter is not None and starving is not None and adapter != adapter_of(starving.item):

@@ -43,7 +43,9 @@ class BlockRetention:
         self._scheduler, self._owners = scheduler, owners
         self._block_size = hash_block_size(scheduler)
         self._computed: OrderedDict[str, tuple[Sequence[bytes], int]] = OrderedDict()
-        """For each ended call, the hashes of its blocks, and how many of these it had computed."""
+        """For the ids of the last `KINDS` ended calls: the hashes of the call's blocks, and how
+        many of these it had computed. Empty if ``queue`` is None.
+        """
         self.now = 0.0
         self.queue: ProtectedFreeQueue | None = None
         self.host: ProgramCachePolicy | None = None
@@ -90,7 +92,8 @@ class BlockRetention:
     # -- calls -------------------------------------------------------------------------
 
     def arriving(self, call: QueuedCall) -> None:
-        """Store in a call that is about to arrive how much of its prompt was computed before.
+        """Store in a call that is about to arrive how much of its prompt was computed before, and
+        how much it shares with another of its program's latest calls in the engine.
 
         The last token of a prompt is always computed again, even if the whole prompt is known.
         """

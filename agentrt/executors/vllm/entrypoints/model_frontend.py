@@ -183,7 +183,7 @@ class VLLMFrontend(Frontend):
         """Return the outputs of a rendered request.
 
         ``note`` is called with the error of a call that fails, because vLLM's formatting replaces
-        this error by its own.
+        this error by its own. The calls of a beam search do not call ``note``.
         """
         if chat.request.use_beam_search:
             return stepped(caller, beam_outputs(self._serving, chat))

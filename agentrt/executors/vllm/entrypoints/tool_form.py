@@ -79,8 +79,8 @@ def tool_form(
     """Return the form of the outputs that a request's ``tools`` and its tool ``choice`` allow; None
     if they allow no call of a tool.
 
-    Raises `ValueError` if ``choice`` names a tool that the request does not have, or is
-    ``required`` although the request has no function.
+    Raises `ValueError` if a tool is not an object, or if ``choice`` names a tool that the request
+    does not have, or is ``required`` although the request has no function.
     """
     functions = tuple(_functions(tools))
     if isinstance(choice, Mapping) and choice.get("type") == "allowed_tools":

@@ -158,7 +158,8 @@ def _answer_of(response_format: Any) -> Mapping[str, Any] | None:
 def _schema_of(constraint: Any) -> Mapping[str, Any] | None:
     """Return a JSON schema for an answer that obeys ``constraint``; None without a constraint.
 
-    Raises `ValueError` for a grammar or a structural tag.
+    Raises `ValueError` for a grammar or a structural tag, and for a JSON schema that is not an
+    object.
     """
     if constraint is None:
         return None
