@@ -117,7 +117,7 @@ def test_the_command_line_gets_as_far_as_the_engine(
     monkeypatch.setattr("agentrt.cli.run.run_job", run)
     monkeypatch.setattr("agentrt.cli.demo.stage.Stage.on_simulated", run)
     monkeypatch.setattr("agentrt.cli.demo.stage.Stage.on_vllm", run)
-    monkeypatch.setattr("agentrt.cli.demo.comparison.print_comparison", lambda rounds: None)
+    monkeypatch.setattr("agentrt.cli.demo.rounds.print_comparison", lambda rounds: None)
     monkeypatch.setattr("agentrt.cli.serving.serve_job", run)
     monkeypatch.setattr("agentrt.lab.commands.compare._run", run)
     monkeypatch.setattr("agentrt.serving.listen.Listener", Unbound)

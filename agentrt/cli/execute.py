@@ -1,4 +1,6 @@
-"""The core of `agentrt run`: start the engine, run a program's instances, stop the engine."""
+"""The core of `agentrt run`: start the engine, run a program's instances, stop the engine; and the
+dashboard of a command.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,7 @@ import asyncio
 import sys
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, closing, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -22,6 +24,7 @@ from agentrt.cli.signals import Drain
 from agentrt.cli.streams import counted
 from agentrt.cli.tools import NO_TOOLS, ToolSources
 from agentrt.cli.traces import opened_runtime
+from agentrt.errors import ConfigError
 from agentrt.executors.base import Executor
 from agentrt.executors.vllm.options import EngineOptions
 from agentrt.graph import NodeKind
@@ -356,8 +359,38 @@ async def shown(
     if port is None:
         yield
         return
-    from agentrt.serving.observability.dashboard import dashboard
-
     async with dashboard(runtime, port) as url:
         tell(f"dashboard: {url}")
         yield
+
+
+@asynccontextmanager
+async def dashboard(runtime: Runtime, port: int = 0) -> AsyncIterator[str]:
+    """Serve the dashboard of ``runtime`` on the loopback address, and yield the page's URL. The
+    server has the APIs of observability and of questions only.
+
+    ``port`` 0 stands for any free port. Raises `ConfigError` if the port is in use.
+    """
+    from agentrt.serving import observability
+    from agentrt.serving.app import opened_app
+    from agentrt.serving.listen import Listener
+    from agentrt.serving.origins import LOOPBACK
+    from agentrt.serving.questions.api import api as questions
+    from agentrt.serving.server import Server
+
+    try:
+        listener = Listener(LOOPBACK, port)
+    except ConfigError as error:
+        raise ConfigError(
+            f"--dashboard {port}: {error.__cause__}; use another port, or 0 for any free port"
+        ) from error
+    server = Server(runtime, models=(runtime.executor.info.model,))
+    with closing(listener):
+        async with (
+            opened_app(server, [questions, observability.api]) as app,
+            listener.serving(app, server.bounds),
+        ):
+            try:
+                yield f"{listener.url}/dashboard"
+            finally:
+                server.draining = True

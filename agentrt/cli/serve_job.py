@@ -1,4 +1,4 @@
-"""The job of `agentrt serve`, made from the command's options."""
+"""The job of `agentrt serve`, made from the command's options, and its default database."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from agentrt.cli.database import default_database
 from agentrt.cli.engines import engine_options
 from agentrt.cli.journals import JournalPlan, server_journal
 from agentrt.cli.load import LoadedGraph, LoadedTarget, load_all, project_of
 from agentrt.cli.tools import NO_TOOLS, ToolSources, read_server_tools, read_tools, read_triggers
 from agentrt.cli.traces import read_traces
-from agentrt.errors import ProgramLoadError
+from agentrt.errors import ConfigError, ProgramLoadError
+from agentrt.executors.folders import readable_key
+from agentrt.executors.history_folder import data_folder
 from agentrt.executors.vllm.options import EngineOptions
 from agentrt.serving.langgraph.database.connections import Address
 from agentrt.serving.lifetimes import Lifetimes, read_lifetimes
@@ -124,3 +125,28 @@ def served_of(source: str, loaded: Mapping[str, LoadedTarget]) -> dict[str, Serv
         else ServedProgram(item, source)
         for name, item in loaded.items()
     }
+
+
+FILE = "agentrt.db"
+_FOLDER = "serve"
+
+
+def default_database(working_folder: Path | None = None) -> str:
+    """Return the address of the database for servers that are started in ``working_folder``, by
+    default the current folder.
+
+    The database is a file below the user's folder for data. There each working folder has a folder
+    of its own, so that servers of different projects do not share threads. The database is in the
+    working folder itself if a server of an earlier version has left a database there, or if the
+    folder for data cannot be made.
+    """
+    here = (working_folder or Path.cwd()).resolve()
+    if not (here / FILE).exists():
+        try:
+            folder = data_folder() / _FOLDER / readable_key(here.name, str(here), "root")
+            folder.mkdir(parents=True, exist_ok=True)
+        except (ConfigError, OSError):
+            pass
+        else:
+            return f"sqlite:{folder / FILE}"
+    return f"sqlite:{here / FILE}"

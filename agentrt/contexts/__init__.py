@@ -3,8 +3,8 @@
 A context is a value that consists of token ids. A context is cheap, because the engine's prefix
 cache keeps the KV blocks that were computed for these tokens. The module `context` has the
 operations, `generation` and `results` have their results, and `emitter` has the interface to the
-runtime. `constraints` and `automaton` define the constraints of an output, and `steered` generates
-outputs that obey an automaton.
+runtime. `constraints` and `automaton` define the constraints of an output, and `generation` also
+generates outputs that obey an automaton.
 """
 
 from __future__ import annotations

@@ -14,10 +14,9 @@ from agentrt.contexts.automaton import Automaton
 from agentrt.contexts.chat import Chat, Content, is_messages
 from agentrt.contexts.constraints import check_constrained
 from agentrt.contexts.emitter import Piece, TokenEmitter
-from agentrt.contexts.generation import Generation
+from agentrt.contexts.generation import Generation, constrained, steered
 from agentrt.contexts.results import Scores, TokenScore, likeliest
 from agentrt.contexts.saved import SavedContext
-from agentrt.contexts.steered import constrained, steered
 from agentrt.errors import ConfigError, UsageError
 from agentrt.request import CallSpec, Reply
 from agentrt.request.sampling import Constraint, Sampling, TokenLogprobs

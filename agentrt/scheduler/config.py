@@ -27,7 +27,7 @@ DEFAULT_POLICY = "adaptive"
 """The policy that is used if the settings name none."""
 
 LONGEST_REMAINING = "longest-remaining"
-"""The policy that serves the longest programs first (`agentrt.scheduler.policies.longest`)."""
+"""The policy that serves the longest programs first (`agentrt.scheduler.policies.adaptive`)."""
 
 MEMORY_POLICIES = (DEFAULT_POLICY, LONGEST_REMAINING)
 """The policies under which a retention that is not set is ``cost``, and an admission that is not

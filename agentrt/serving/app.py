@@ -39,7 +39,7 @@ def load_apis(projects: Sequence[Path] = ()) -> list[Api]:
     from agentrt.serving.batches.api import api as batches
     from agentrt.serving.programs.api import api as programs
     from agentrt.serving.questions.api import api as questions
-    from agentrt.serving.weights.api import api as weights
+    from agentrt.serving.weights import api as weights
 
     auth = _auth_of(projects)
     apis = [programs, questions, langgraph.api_with(auth), batches, observability.api, chat.api]

@@ -26,7 +26,7 @@ MOST_VALUES_OF_AGENTS = 20 * 1024
 value.
 """
 LONG = 64 * 1024
-"""A request whose body has more bytes is a large request (`agentrt.serving.long_requests`)."""
+"""A request whose body has more bytes is a large request (`agentrt.serving.middleware`)."""
 MANY_OBJECTS = 2048
 """A request whose body has more objects and lists is a large request, too."""
 _AGENTS = "/a2a/"

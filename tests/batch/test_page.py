@@ -12,7 +12,7 @@ import click
 import pytest
 
 from agentrt.batch import batch, read_results
-from agentrt.cli.batch_options import inputs_options
+from agentrt.cli.run import inputs_options
 from agentrt.request import Call
 from tests.doubles.letters import LettersEngine
 from tests.doubles.scripted import ScriptedExecutor

@@ -11,10 +11,18 @@ from typing import Any
 import pytest
 
 from agentrt.cli.demo import rounds as rounds_of_demo
-from agentrt.cli.demo.comparison import DemoComparison, Means, print_comparison, seconds
-from agentrt.cli.demo.rounds import OURS, SLOTS, STOCK, Rounds, watched
-from agentrt.cli.demo.stage import rounds_in_virtual_time
-from agentrt.cli.demo.virtual_time import VirtualTimeLoop
+from agentrt.cli.demo.rounds import (
+    OURS,
+    SLOTS,
+    STOCK,
+    DemoComparison,
+    Means,
+    Rounds,
+    print_comparison,
+    seconds,
+    watched,
+)
+from agentrt.cli.demo.stage import VirtualTimeLoop, rounds_in_virtual_time
 from agentrt.engines import EngineOptions, SimulatedEngine
 from agentrt.errors import ConfigError, EngineDiedError
 from agentrt.graph import NodeKind

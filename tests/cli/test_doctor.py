@@ -13,9 +13,8 @@ from typing import Any
 
 import pytest
 
-from agentrt.cli import checks
-from agentrt.cli.checks import CHECKS, MISSING, OK, WARNING, CheckResult
-from agentrt.cli.doctor import examine
+from agentrt.cli import doctor as checks
+from agentrt.cli.doctor import CHECKS, MISSING, OK, WARNING, CheckResult, examine
 from agentrt.cli.installed import installed
 from agentrt.errors import ModelLoadError
 from agentrt.executors.vllm.host_memory import HostRoom
@@ -175,7 +174,7 @@ def test_on_a_gpu_the_host_memory_that_an_engine_takes(
 ) -> None:
     room = HostRoom(128 << 30, shared << 30)
     monkeypatch.setattr(HostRoom, "of_machine", classmethod(lambda cls: room))
-    monkeypatch.setattr("agentrt.cli.checks._is_for_cpus", lambda: False)
+    monkeypatch.setattr("agentrt.cli.doctor._is_for_cpus", lambda: False)
     result = CHECKS["host memory"]({})
     assert result is not None
     assert (result.state, result.advice) == (state, advice)
@@ -185,14 +184,14 @@ def test_on_a_gpu_the_host_memory_that_an_engine_takes(
 def test_without_vllm_it_is_not_known_what_host_memory_an_engine_takes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("agentrt.cli.checks.installed", lambda *names: None)
+    monkeypatch.setattr("agentrt.cli.doctor.installed", lambda *names: None)
     result = CHECKS["host memory"]({})
     assert result is not None
     assert (result.state, result.observation) == (WARNING, "unknown without vLLM")
 
 
 def test_on_a_cpu_no_engine_takes_host_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("agentrt.cli.checks._is_for_cpus", lambda: True)
+    monkeypatch.setattr("agentrt.cli.doctor._is_for_cpus", lambda: True)
     result = CHECKS["host memory"]({})
     assert result is not None
     assert (result.state, result.observation.partition(":")[0]) == (OK, "none")

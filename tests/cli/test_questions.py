@@ -14,7 +14,7 @@ from pydantic import BaseModel
 
 from agentrt import Context, Runtime, program
 from agentrt.cli.app import call
-from agentrt.serving.observability.dashboard import dashboard
+from agentrt.cli.execute import dashboard
 from tests.doubles.scripted import ScriptedExecutor
 
 

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from agentrt.cli import checks
+from agentrt.cli import doctor
 from agentrt.cli.app import call
-from agentrt.cli.checks import MISSING, WARNING
+from agentrt.cli.doctor import MISSING, WARNING
 from agentrt.engines import EngineOptions
 from agentrt.errors import ModelLoadError
 from agentrt.executors.vllm.lifetime import import_vllm
@@ -102,7 +102,7 @@ def test_without_a_home_folder_the_variable_is_named(
 @pytest.mark.usefixtures("homeless")
 def test_doctor_names_the_variable_too() -> None:
     with pytest.raises(ModelLoadError, match="no home folder; set AGENTRT_CACHE"):
-        checks.CHECKS["model cache"]({})
+        doctor.CHECKS["model cache"]({})
 
 
 # -- folders that cannot be written ----------------------------------------------------
@@ -115,7 +115,7 @@ def test_a_cache_that_cannot_be_written_is_no_cache_without_room(
     file = tmp_path / "file"
     file.touch()
     monkeypatch.setenv("AGENTRT_CACHE", str(file))
-    finding = checks.CHECKS["model cache"]({})
+    finding = doctor.CHECKS["model cache"]({})
     assert finding is not None
     assert finding.state == WARNING
     assert f"{file}/models, cannot be written" in finding.observation
@@ -127,8 +127,8 @@ LET = "give this user permission to read and write it, or choose another place"
 
 
 def test_shared_memory_that_cannot_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("agentrt.cli.checks._room", lambda place: None)
-    finding = checks.CHECKS["shared memory"]({})
+    monkeypatch.setattr("agentrt.cli.doctor._room", lambda place: None)
+    finding = doctor.CHECKS["shared memory"]({})
     assert finding is not None
     assert (finding.state, finding.observation) == (MISSING, "/dev/shm cannot be written")
 

@@ -9,7 +9,7 @@ import pytest
 
 from agentrt.contexts.automaton import END, Automaton
 from agentrt.contexts.emitter import Piece
-from agentrt.contexts.steered import SteeredPiece, constrained, steered
+from agentrt.contexts.generation import SteeredPiece, constrained, steered
 from agentrt.errors import CallRejectedError
 from agentrt.request import CallReport, CallSpec, Reply
 from agentrt.request.sampling import Sampling

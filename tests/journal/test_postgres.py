@@ -10,7 +10,7 @@ import psycopg
 import pytest
 
 from agentrt import Context
-from agentrt.cli.checks import CHECKS
+from agentrt.cli.doctor import CHECKS
 from agentrt.cli.journal import read_journal_at
 from agentrt.errors import JournalError, JournalWriteError
 from agentrt.journal.analysis.reading import histories

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from agentrt.errors import InvariantError
-from agentrt.router.cached_blocks import ReplicaBlockIndex, common
+from agentrt.router.dispatch import ReplicaBlockIndex, common
 from agentrt.router.kv_events import KVEventBatch, KVEventStream, short
 
 REPLICAS = 3

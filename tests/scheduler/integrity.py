@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from agentrt.scheduler import SchedulerCore
+from agentrt.scheduler.promotion import Starvation
 from agentrt.scheduler.records import CallState
-from agentrt.scheduler.starvation import Starvation
 
 
 def check_queues(core: SchedulerCore) -> None:

@@ -22,7 +22,7 @@ from agentrt.scheduler.events import (
     CallStarted,
     StepFinished,
 )
-from agentrt.scheduler.starvation import Starvation
+from agentrt.scheduler.promotion import Starvation
 from tests.lab.toys import ToyCall, ToyEngine, ToyProgram
 from tests.scheduler.integrity import check_queues
 

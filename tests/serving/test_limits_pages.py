@@ -8,7 +8,7 @@ import pytest
 
 from agentrt.cli.serve import serve
 from agentrt.executors.vllm import compiling
-from agentrt.executors.vllm.entrypoints import long_prompts
+from agentrt.executors.vllm.entrypoints import model_frontend
 from agentrt.serving import bodies
 from agentrt.serving._compat import DROPPED_PER_S
 from agentrt.serving.frontend import bounds, response_socket, responses
@@ -36,8 +36,8 @@ LIMITS = {
     "large requests": [bodies.LONG, bodies.MANY_OBJECTS, 1],
     "number of ids in a prompt of token ids": [],
     "a prompt's text": [],
-    "prompts of more than 32,000 characters": [long_prompts.LONG, 1],
-    "chats of more than 64 messages": [long_prompts.MANY, 1],
+    "prompts of more than 32,000 characters": [model_frontend.LONG_PROMPT, 1],
+    "chats of more than 64 messages": [model_frontend.MANY_MESSAGES, 1],
     "starting the choices of one request": [1],
     "admitted calls of all tenants together": [fair.RECENT_S, 1 - 1 / fair.KEPT_OF],
     "schemas that are checked at the same time": [1],

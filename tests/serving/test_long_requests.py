@@ -23,7 +23,7 @@ from agentrt import Runtime
 from agentrt.serving import langgraph, middleware
 from agentrt.serving.bodies import LONG, MANY_OBJECTS
 from agentrt.serving.frontend.dispatch import FrontendApp
-from agentrt.serving.long_requests import BURST_S, SHARE, LongRequests
+from agentrt.serving.middleware import LARGE_BURST_S, LARGE_SHARE, LongRequests
 from agentrt.serving.server import Server
 from benchmarks.attack.attacks import ATTACKS
 from tests.doubles.scripted import ScriptedExecutor
@@ -86,15 +86,15 @@ async def test_large_requests_take_their_share_while_short_ones_are_under_way(
         *(requests.run("a", clock.request("a", steps // 4, step_s)) for _ in range(4))
     )
     worked = steps * step_s
-    assert worked <= SHARE * clock.now + BURST_S + step_s
-    assert worked >= 0.75 * SHARE * clock.now
+    assert worked <= LARGE_SHARE * clock.now + LARGE_BURST_S + step_s
+    assert worked >= 0.75 * LARGE_SHARE * clock.now
 
 
 async def test_a_large_request_that_takes_little_does_not_wait(
     clock: Clock, requests: LongRequests
 ) -> None:
     requests.short = 1
-    await requests.run("a", clock.request("a", 4, BURST_S / 4))
+    await requests.run("a", clock.request("a", 4, LARGE_BURST_S / 4))
     assert clock.slept == 0.0
 
 

@@ -29,8 +29,8 @@ from agentrt import Context, Runtime, program
 from agentrt.runtime.run import RunState
 from agentrt.serving import mcp as served_mcp
 from agentrt.serving.listen import Listener
+from agentrt.serving.mcp import Endpoint
 from agentrt.serving.mcp import calls as served_mcp_calls
-from agentrt.serving.mcp.app import Endpoint
 from agentrt.serving.programs.runs import ProgramRuns
 from agentrt.serving.questions.api import api as questions
 from agentrt.serving.server import Bounds, KeyCheck, ServedGraph, ServedProgram, Server
@@ -480,7 +480,7 @@ async def test_a_server_that_stops_takes_no_new_call(local: Local) -> None:
 def test_a_server_starts_without_the_sdks() -> None:
     """The SDKs take a second to import, and most servers never need them."""
     code = (
-        "import sys, agentrt.serving.mcp.app, agentrt.serving.langgraph.router\n"
+        "import sys, agentrt.serving.mcp.offers, agentrt.serving.langgraph.router\n"
         "print({'mcp', 'a2a'} & sys.modules.keys())"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -53,7 +53,7 @@ def demo(kind: str | None, model: str | None, port: int | None, no_dashboard: bo
     stock's order, in agentrt's first run, and in a run after agentrt has seen both types of
     programs. The text at the end says what agentrt's order gained or lost.
     """
-    from agentrt.cli.demo.comparison import print_comparison
+    from agentrt.cli.demo.rounds import print_comparison
     from agentrt.cli.demo.stage import Stage
     from agentrt.cli.engine_log import opened_output
     from agentrt.cli.engines import check_kind

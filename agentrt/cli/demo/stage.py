@@ -1,8 +1,9 @@
-"""Running the demo's rounds on a real engine, and on the simulated engine."""
+"""Running the demo's rounds on a real engine, and on the simulated engine, in virtual time."""
 
 from __future__ import annotations
 
 import asyncio
+import selectors
 from collections.abc import Callable, Sequence
 
 from agentrt import engines
@@ -17,7 +18,6 @@ from agentrt.cli.demo.rounds import (
     both_orders,
     watched,
 )
-from agentrt.cli.demo.virtual_time import VirtualTimeLoop
 from agentrt.cli.engine_log import EngineLog, start_engine
 from agentrt.cli.engines import MADE_UP
 from agentrt.cli.execute import shown
@@ -113,3 +113,43 @@ async def rounds_in_virtual_time() -> Rounds:
     simulated = SimulatedEngine(STOCK, slots=SLOTS, clock=clock)
     async with Runtime(simulated, clock=clock) as runtime:
         return await both_orders(runtime, simulated)
+
+
+# -- virtual time ------------------------------------------------------------------------
+
+
+_LOOK_S = 1e-6
+
+
+class VirtualTimeLoop(asyncio.SelectorEventLoop):
+    """An event loop in virtual time: instead of sleeping for a timer, it advances its clock.
+    ``time()`` is the sum of all waits, in seconds.
+
+    Code on this loop takes only its own computing time, however many seconds it waits, and its
+    results are repeatable. The code must run on one thread and read the loop's clock. Each reading
+    of the clock advances it by a microsecond, so that no two events have the same time, as with a
+    real clock. A scheduler that serves programs in the order of their arrival needs distinct times.
+    """
+
+    def __init__(self) -> None:
+        self._waits = _Waits()
+        super().__init__(self._waits)
+
+    def time(self) -> float:
+        self._waits.now += _LOOK_S
+        return self._waits.now
+
+
+class _Waits(selectors.DefaultSelector):
+    """A selector that advances its clock instead of waiting for a timer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 0.0
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        # Without a timer, wait in real time for an event from outside.
+        ready = super().select(None if timeout is None else 0)
+        if not ready and timeout is not None:
+            self.now += max(0.0, timeout)
+        return ready

@@ -1,19 +1,34 @@
-"""Converts a call into the input of a vLLM engine, and hashes the blocks of its prompt."""
+"""Converts a call into the input of a vLLM engine, checks its constraint, and hashes the blocks of
+its prompt.
+
+Structured outputs are checked in a thread of the engine's client, before a call is submitted; vLLM
+would check them in the event loop. `compiling` compiles their grammars in the engine core.
+"""
 
 from __future__ import annotations
 
+import copy
+import hashlib
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from functools import lru_cache
-from typing import Any
+from functools import lru_cache, partial
+from typing import TYPE_CHECKING, Any
+
+import orjson
 
 from agentrt.errors import CallRejectedError, PromptTooLongError
 from agentrt.executors.identity import to_extra_args
+from agentrt.executors.vllm._compat.grammars import validate
 from agentrt.executors.vllm.compiling import LONGEST_S
 from agentrt.executors.vllm.logprobs import COMPUTE_FROM, OF_MODEL
+from agentrt.executors.vllm.turns import SharedThread
 from agentrt.request import Call, CallSpec, RenderedCall
 from agentrt.request.sampling import Sampling
 from agentrt.request.weights import salted
 from agentrt.router.kv_events import short
+
+if TYPE_CHECKING:
+    from vllm.v1.engine.async_llm import AsyncLLM
 
 _REMEMBERED = 16384
 """Number of blocks whose hashes are cached: prompts grow, and share their beginnings."""
@@ -190,3 +205,51 @@ class BlockHasher:
             before = self._hash(before, ids[index * size : (index + 1) * size], keys)
             hashes.append(short(before))
         return hashes
+
+
+# -- constraints -------------------------------------------------------------------------
+
+
+_CHECKS_KEPT = 1024
+_DIGEST = "_agentrt_digest"
+
+
+def digest_of(constraint: Any) -> bytes:
+    """Return a hash of a constraint, and store it as an attribute of the constraint.
+
+    The hash is stored, because hashing a large schema takes milliseconds of the event loop.
+    """
+    known: bytes | None = getattr(constraint, _DIGEST, None)
+    if known is None:
+        try:
+            text = orjson.dumps(constraint)
+        except TypeError:
+            text = repr(constraint).encode("utf-8", "replace")
+        known = hashlib.sha256(text).digest()
+        setattr(constraint, _DIGEST, known)
+    return known
+
+
+class Grammars:
+    """Checks the constraints of one engine's calls, one at a time, and remembers the results."""
+
+    def __init__(self) -> None:
+        self._known: OrderedDict[bytes, Any] = OrderedDict()
+        self._thread = SharedThread("grammars")
+
+    async def check(self, llm: AsyncLLM, params: Any, tenant: str) -> None:
+        """Check the constraint of ``params``, if any, when it is the tenant's turn.
+
+        The check changes the constraint: choices become a grammar, and the backend is chosen.
+        Raises vLLM's error for a constraint that it refuses.
+        """
+        constraint = getattr(params, "structured_outputs", None)
+        if constraint is None:
+            return
+        digest = digest_of(constraint)
+        if digest not in self._known:
+            await self._thread.run(partial(validate, llm, params), tenant)
+            self._known[digest] = params.structured_outputs
+            if len(self._known) > _CHECKS_KEPT:
+                self._known.popitem(last=False)
+        params.structured_outputs = copy.copy(self._known[digest])

@@ -1,15 +1,20 @@
-"""The embedded engine: vLLM's AsyncLLM with agentrt's scheduler in its engine core."""
+"""The embedded engine: vLLM's AsyncLLM with agentrt's scheduler in its engine core.
+
+`CoreClient` sends control messages to the scheduler, and
+`agentrt.executors.vllm.engine_core.control` answers them.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from agentrt import tracking
 from agentrt.errors import (
     CallRejectedError,
     ConfigError,
@@ -17,25 +22,37 @@ from agentrt.errors import (
     EngineError,
     EngineStartError,
 )
-from agentrt.executors.base import Chunk, FrontSetup, KVEventListener, Progress
+from agentrt.executors.base import (
+    Chunk,
+    Executor,
+    FrontSetup,
+    KVEventListener,
+    Notification,
+    Progress,
+)
 from agentrt.executors.checkpoints import check_checkpoint, mark_of, own_folder
 from agentrt.executors.history_folder import history_file, learns
 from agentrt.executors.identity import VLLM_KEY
 from agentrt.executors.info import ExecutorInfo
+from agentrt.executors.outbox import Outbox
 from agentrt.executors.vllm._compat.api_server import render_elsewhere
 from agentrt.executors.vllm._compat.batches import send_together
 from agentrt.executors.vllm._compat.core import ask_scheduler, core_pids, start_reader
 from agentrt.executors.vllm._compat.grammars import validate_once
 from agentrt.executors.vllm._compat.weights import EXTENSION, LOAD
-from agentrt.executors.vllm.calls import BlockHasher, check_compiled, engine_input, refused
-from agentrt.executors.vllm.client import CoreClient
+from agentrt.executors.vllm.calls import (
+    BlockHasher,
+    Grammars,
+    check_compiled,
+    engine_input,
+    refused,
+)
 from agentrt.executors.vllm.default_model import default_model
-from agentrt.executors.vllm.engine_size import key_of
 from agentrt.executors.vllm.entrypoints.parsers import family_of
-from agentrt.executors.vllm.grammars import Grammars
-from agentrt.executors.vllm.hub import check_on_hub
 from agentrt.executors.vllm.lifetime import (
+    check_on_hub,
     import_vllm,
+    key_of,
     short_name,
     shut_down,
     shut_down_when_loaded,
@@ -63,6 +80,8 @@ from agentrt.former import warn_of_former_place
 from agentrt.request import Call, CallReport, CallSpec, Reply
 from agentrt.request.weights import PauseMode, check_mode
 from agentrt.router.kv_events import KV_EVENTS, KVEventBatch
+from agentrt.scheduler.config import SchedulerConfig
+from agentrt.scheduler.table import ProgramTotals
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry, Metric
@@ -70,6 +89,107 @@ if TYPE_CHECKING:
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.outputs import PoolingRequestOutput, RequestOutput
     from vllm.v1.engine.async_llm import AsyncLLM
+
+
+class CoreClient(Executor):
+    """The part of an engine that talks to agentrt's scheduler, whose settings are
+    ``scheduling``.
+    """
+
+    def __init__(self, scheduling: SchedulerConfig) -> None:
+        self._llm: AsyncLLM | None = None
+        self._scheduling = scheduling
+        self._notes = Outbox(lambda notes: self._control("boundary", notes))
+        self._ended: list[str | ProgramTotals] = []
+        self._ending: asyncio.Task[None] | None = None
+        """The task that will send the next message about ended programs; None if there is none.
+
+        Until the task starts, further programs that end are added to its message.
+        """
+        self._telling: set[asyncio.Task[None]] = set()
+
+    # -- programs ----------------------------------------------------------------------
+
+    async def end_program(self, program_id: str, totals: ProgramTotals | None = None) -> None:
+        """Report the end of a program. Programs that end in the same pass of the event loop share a
+        message.
+        """
+        self._ended.append(program_id if totals is None else totals)
+        if self._ending is None:
+            with tracking.outside():  # the task belongs to no program
+                self._ending = asyncio.create_task(self._tell_ends(), name="agentrt/ends")
+                self._telling.add(self._ending)
+                self._ending.add_done_callback(self._telling.discard)
+        ending = self._ending
+        await asyncio.wait([ending])
+        if not ending.cancelled():  # `close_outbox` cancels it, since the engine is closing
+            ending.result()
+
+    async def _tell_ends(self) -> None:
+        ended, self._ended, self._ending = self._ended, [], None
+        await self._control("ends", ended)
+
+    def notify(self, note: Notification) -> None:
+        # Only retention and admission use notifications.
+        if self._scheduling.retention != "lru" or self._scheduling.admission != "off":
+            self._notes.post(note)
+
+    async def know(self, learned: Mapping[str, Any]) -> bool:
+        await self._control("know", learned)
+        return True
+
+    # -- calls -------------------------------------------------------------------------
+
+    async def aborted(self, call_id: str) -> CallReport:
+        values = await self._control("report", call_id)
+        return read_report(values) if values else CallReport()
+
+    async def snapshot(self) -> Mapping[str, Any]:
+        values = await self._control("snapshot")
+        return values if isinstance(values, dict) else {}
+
+    # -- the scheduler -----------------------------------------------------------------
+
+    async def configure(self, config: SchedulerConfig) -> None:
+        """Change the scheduler's settings. Raises `ConfigError` if the engine refuses them, for
+        example because calls are unfinished.
+        """
+        try:
+            await ask_scheduler(self._engine(), "configure", config.to_dict())
+        except Exception as error:
+            raise ConfigError(f"the engine refuses these settings: {error}") from error
+        self._scheduling = config
+
+    async def forget_prefixes(self) -> None:
+        """Empty the prefix cache."""
+        await self._engine().reset_prefix_cache()
+
+    # -- inside ------------------------------------------------------------------------
+
+    async def close_outbox(self) -> None:
+        """Drop messages that have not been sent yet."""
+        await self._notes.close()
+        self._ending = None
+        for telling in self._telling:
+            telling.cancel()
+
+    def _engine(self) -> AsyncLLM:
+        if self._llm is None:
+            raise EngineDiedError("the engine is not running")
+        return self._llm
+
+    async def _control(self, op: str, argument: Any = None) -> Any:
+        """Send a control message, and return the answer; None if the engine is not running, or
+        dies.
+        """
+        if self._llm is None or self._llm.errored:
+            return None
+        from vllm.v1.engine.exceptions import EngineDeadError
+
+        with contextlib.suppress(EngineDeadError):
+            return await ask_scheduler(self._llm, op, argument)
+        return None
+
 
 _LOG = logging.getLogger(__name__)
 

@@ -24,17 +24,19 @@ from pydantic import ConfigDict, Field, PrivateAttr, SecretStr, model_validator
 from agentrt.errors import ConfigError
 from agentrt.integrations._compat.langgraph import node_heartbeat
 from agentrt.integrations.langchain.client import RuntimeClient, Terms
-from agentrt.integrations.langchain.limits import as_profile, expected_profile, overflows_translated
 from agentrt.integrations.langchain.messages import as_chat
 from agentrt.integrations.langchain.options import (
     OF_CALLS,
     SENT,
     Method,
     as_choice,
+    as_profile,
     as_tools,
     by_own_names,
+    expected_profile,
     model_options,
     names_of,
+    overflows_translated,
     request_of,
     seconds,
     structured,

@@ -1,16 +1,24 @@
-"""The tool transport to an MCP server."""
+"""The tool transport to an MCP server.
+
+A question that the server asks during a call (an elicitation) becomes a question to a human, asked
+by the program that made the call.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import contextvars
 import json
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from mcp import MCPError
+from mcp.client import ClientRequestContext
 from mcp.types import (
     CONNECTION_CLOSED,
     INVALID_PARAMS,
@@ -19,6 +27,9 @@ from mcp.types import (
     BlobResourceContents,
     CallToolResult,
     ContentBlock,
+    ElicitRequestParams,
+    ElicitRequestURLParams,
+    ElicitResult,
     EmbeddedResource,
     ImageContent,
     ResourceLink,
@@ -31,6 +42,8 @@ from pydantic import ValidationError
 
 from agentrt import tracking
 from agentrt.errors import (
+    InterruptExpiredError,
+    QuestionClosedError,
     ToolArgumentsError,
     ToolError,
     ToolFailedError,
@@ -42,7 +55,6 @@ from agentrt.errors import (
 from agentrt.graph import Progress
 from agentrt.integrations.mcp.config import Server
 from agentrt.integrations.mcp.connection import McpConnection, Mode
-from agentrt.integrations.mcp.elicitation import Elicitations, McpCall
 from agentrt.integrations.mcp.http import CUT_OFF, FORGOTTEN, UNREACHABLE
 from agentrt.interrupts import Tool, ToolContext, ToolOptions, ToolRequest, ToolTransport
 from agentrt.interrupts.schema import model_name
@@ -51,6 +63,113 @@ from agentrt.request import ToolSpec
 if TYPE_CHECKING:
     from mcp.client import Client
     from mcp.client.caching import CacheMode
+
+_ACTION = "action"
+_ACTIONS = ("accept", "decline", "cancel")
+
+
+@dataclass(eq=False, slots=True)
+class _McpCall:
+    """A call in flight. ``error`` is the reason why one of its questions could not be asked."""
+
+    context: ToolContext
+    tenant: str
+    error: Exception | None = None
+    asking: set[asyncio.Task[Any]] = field(default_factory=set)
+
+
+_CALL: contextvars.ContextVar[_McpCall | None] = contextvars.ContextVar("agentrt_mcp", default=None)
+
+
+class _Elicitations:
+    """The calls in flight on a server. The server's questions are asked by the programs of these
+    calls.
+    """
+
+    def __init__(self) -> None:
+        self._calls: dict[_McpCall, None] = {}
+
+    @contextlib.contextmanager
+    def under_way(self, call: _McpCall) -> Iterator[None]:
+        """Let the server ask questions for ``call`` during the ``with`` block. At the end of the
+        block, the open questions of the call are withdrawn.
+        """
+        self._calls[call] = None
+        token = _CALL.set(call)
+        try:
+            yield
+        finally:
+            _CALL.reset(token)
+            del self._calls[call]
+            for task in call.asking:
+                task.cancel()
+
+    async def __call__(
+        self, context: ClientRequestContext, params: ElicitRequestParams
+    ) -> ElicitResult:
+        """Ask a human, and return the answer. A withdrawn question is declined. A question is
+        cancelled if it timed out, or if it cannot be asked.
+        """
+        call = self._caller()
+        if call is None:
+            return ElicitResult(action="cancel")
+        task = asyncio.ensure_future(_ask(call.context, params))
+        call.asking.add(task)
+        try:
+            return await task
+        except QuestionClosedError:
+            return ElicitResult(action="decline")
+        except InterruptExpiredError:
+            return ElicitResult(action="cancel")
+        except Exception as error:  # nobody can be asked: the call reports it at its end
+            call.error = error
+            return ElicitResult(action="cancel")
+        finally:
+            call.asking.discard(task)
+            task.cancel()
+
+    def _caller(self) -> _McpCall | None:
+        """Return the call to which the current question belongs; None if it is unknown.
+
+        Old servers on stdio do not name the call. Then the first call in flight is taken, but only
+        if all calls are of the same tenant, because no tenant may see another tenant's question.
+        """
+        if (call := _CALL.get()) is not None:
+            return call
+        if len({call.tenant for call in self._calls}) != 1:
+            return None
+        return next(iter(self._calls))
+
+
+async def _ask(context: ToolContext, params: ElicitRequestParams) -> ElicitResult:
+    if isinstance(params, ElicitRequestURLParams):
+        return await _confirm(context, f"{params.message}\n{params.url}")
+    schema = params.requested_schema
+    if not schema.get("properties"):
+        return await _confirm(context, params.message)
+    answer = dict(await context.ask(params.message, _declinable(schema)))
+    action: Any = "accept" if _ACTION in schema["properties"] else answer.pop(_ACTION, "accept")
+    return ElicitResult(action=action, content=answer if action == "accept" else None)
+
+
+def _declinable(schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Add a field to a form by which a human can decline. A human who declines may leave out the
+    other fields.
+    """
+    if _ACTION in schema["properties"]:
+        return schema
+    no = {"properties": {_ACTION: {"enum": list(_ACTIONS[1:])}}, "required": [_ACTION]}
+    fields = {**schema["properties"], _ACTION: {"type": "string", "enum": list(_ACTIONS)}}
+    whole = {key: value for key, value in schema.items() if key != "required"}
+    yes = {"required": list(schema.get("required", ()))}
+    return {**whole, "properties": fields, "anyOf": [yes, no]}
+
+
+async def _confirm(context: ToolContext, text: str) -> ElicitResult:
+    """Ask a question without a form, which a human accepts or declines."""
+    schema: Mapping[str, Any] = {"type": "string", "enum": list(_ACTIONS)}
+    return ElicitResult(action=await context.ask(text, schema))
+
 
 T = TypeVar("T")
 _LARGEST = 10 * 1024 * 1024
@@ -88,7 +207,7 @@ class McpTransport(ToolTransport):
         self._listed_within = listed_within
         self._calls = 0
         self._largest = largest
-        self._elicitations = Elicitations()
+        self._elicitations = _Elicitations()
         self._connection = McpConnection(
             server, self._elicitations, tell, largest=_AS_JSON * largest, mode=mode
         )
@@ -166,7 +285,7 @@ class McpTransport(ToolTransport):
         )
 
     async def call(self, request: ToolRequest, context: ToolContext) -> Any:
-        call, tool = McpCall(context, request.tenant), request.tool
+        call, tool = _McpCall(context, request.tenant), request.tool
         # The connection's tasks, also those that the SDK starts here, belong to no program.
         with tracking.outside(), self._elicitations.under_way(call), self._counted():
             result = await self._result(request, context)

@@ -2,10 +2,9 @@
 broker.
 
 `tools` has the transport by which a runtime calls tools, and `worker` the other side, which offers
-functions as tools. `calls` and `replies` hold each side's state of a call. `events` has the events
-that programs wait for, and `questions` the questions that they ask humans. `broker` has the address
-of a broker, and `connection` keeps a connection to it open. `topics` and `messages` are the
-protocol of docs/mqtt.md.
+functions as tools. `events` has the events that programs wait for, and `questions` the questions
+that they ask humans. `broker` has the address of a broker, and `connection` keeps a connection to
+it open. `topics` and `messages` are the protocol of docs/mqtt.md.
 """
 
 from __future__ import annotations

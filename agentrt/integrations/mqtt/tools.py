@@ -1,4 +1,6 @@
-"""The transport that discovers the tools of workers at a broker and calls them."""
+"""The transport that discovers the tools of workers at a broker and calls them, with its state of
+the calls in flight, and of the workers that offer tools.
+"""
 
 from __future__ import annotations
 
@@ -6,19 +8,246 @@ import asyncio
 import contextlib
 import uuid
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import aiomqtt
 
-from agentrt.errors import ToolLostError, ToolResultError, UnknownToolError
+from agentrt.errors import (
+    ToolArgumentsError,
+    ToolError,
+    ToolLostError,
+    ToolResultError,
+    UnknownToolError,
+)
 from agentrt.integrations.mqtt.broker import Broker, Outgoing, publish, subscribe
-from agentrt.integrations.mqtt.calls import CallQuestions, TenantWorkers, ToolAttempt, call_id_of
 from agentrt.integrations.mqtt.connection import Connection
-from agentrt.integrations.mqtt.messages import Announcement, Cancel, ReplyMessage, decode, encode
+from agentrt.integrations.mqtt.messages import (
+    Announcement,
+    CallMessage,
+    Cancel,
+    Failure,
+    ReplyMessage,
+    ToolAnswer,
+    ToolQuestion,
+    decode,
+    encode,
+)
 from agentrt.integrations.mqtt.topics import Topics
 from agentrt.interrupts import Tool, ToolContext, ToolRequest, ToolTransport
+
+
+@dataclass(slots=True)
+class _KnownWorker:
+    """A worker that has announced itself. ``calls`` is the number of this client's calls that the
+    worker has now.
+
+    After the connection to the broker breaks, a worker is ``unsure`` until it announces itself
+    again.
+    """
+
+    name: str
+    tools: Mapping[str, Tool] = field(default_factory=dict)
+    calls: int = 0
+    unsure: bool = False
+
+
+@dataclass(slots=True)
+class _TenantWorkers:
+    """The workers of one tenant, by name."""
+
+    workers: dict[str, _KnownWorker] = field(default_factory=dict)
+
+    def announce(self, name: str, announcement: Announcement) -> None:
+        """Record the tools that a worker offers from now on."""
+        worker = self.workers.setdefault(name, _KnownWorker(name))
+        offers = () if announcement.draining else announcement.tools
+        worker.tools = {offer.name: offer.tool() for offer in offers}
+        worker.unsure = False
+
+    def doubt(self) -> None:
+        """Mark all workers as unsure, because the connection broke."""
+        for worker in self.workers.values():
+            worker.unsure = True
+
+    def doubtful(self) -> list[str]:
+        """Return the names of the workers that have not announced themselves since `doubt`."""
+        return [name for name, worker in self.workers.items() if worker.unsure]
+
+    def offering(self, tool: str) -> list[_KnownWorker]:
+        """Return the workers that offer a tool: first the workers that are not ``unsure``, then the
+        others; within both groups, workers with fewer calls come first.
+        """
+        fitting = [worker for worker in self.workers.values() if tool in worker.tools]
+        return sorted(fitting, key=lambda worker: (worker.unsure, worker.calls))
+
+    def tools(self, transport: ToolTransport) -> list[Tool]:
+        """Return all offered tools, called through ``transport``."""
+        names = sorted({name for worker in self.workers.values() for name in worker.tools})
+        return [self._tool(name, transport) for name in names]
+
+    def _tool(self, name: str, transport: ToolTransport) -> Tool:
+        """Join the offers of several workers. The tool is idempotent if all workers say so."""
+        offers = [worker.tools[name] for worker in self.offering(name)]
+        joined = offers[0].but(idempotent=all(offer.options.idempotent for offer in offers))
+        joined.transport = transport
+        return joined
+
+
+class _CallQuestions:
+    """The questions that the worker of one call asks a human. ``give`` sends the message with an
+    answer to the worker.
+    """
+
+    def __init__(self, context: ToolContext, give: Callable[[str, bytes], None]) -> None:
+        self._context, self._give = context, give
+        self._answers: dict[str, asyncio.Task[bytes]] = {}
+
+    def take(self, worker: str, question: ToolQuestion, *, asks: bool) -> None:
+        """Handle a reply with a question. If ``asks`` is True, the tool asks the question: ask a
+        human once, and send the answer again for each further reply with this question, because
+        messages may be lost. If ``asks`` is False, the tool has withdrawn the question.
+        """
+        answer = self._answers.get(question.id)
+        if answer is None and asks:
+            answer = asyncio.create_task(self._answer(question))
+            self._answers[question.id] = answer
+            answer.add_done_callback(partial(self._hand_on, worker))
+        elif answer is not None and not asks:
+            answer.cancel()
+        elif answer is not None and answer.done():
+            self._hand_on(worker, answer)
+
+    async def close(self) -> None:
+        """Withdraw all questions."""
+        for answer in self._answers.values():
+            answer.cancel()
+        if self._answers:
+            await asyncio.wait(self._answers.values())
+
+    def _hand_on(self, worker: str, answer: asyncio.Task[bytes]) -> None:
+        if not answer.cancelled():
+            self._give(worker, answer.result())
+
+    async def _answer(self, question: ToolQuestion) -> bytes:
+        try:
+            answer = await self._context.ask(question.text, question.form)
+        except Exception as error:
+            return encode(ToolAnswer(question=question.id, error=Failure.of(error)))
+        try:
+            return encode(ToolAnswer(question=question.id, answer=answer))
+        except ValueError as error:
+            large = ToolArgumentsError(f"cannot send the answer: {error}")
+            return encode(ToolAnswer(question=question.id, error=Failure.of(large)))
+
+
+@dataclass(slots=True, eq=False)
+class _ToolAttempt:
+    """An attempt at a call. It ends when the future `answer` is done.
+
+    ``worker`` is the worker that has the call, if known. ``silent`` is the number of intervals
+    (``resend_s`` of `MqttTools`) that have passed since the last reply of a worker.
+    ``on_first_reply`` is called once. ``questions`` are the questions of the tool. ``again`` is the
+    timer that sends the call again.
+    """
+
+    request: ToolRequest
+    context: ToolContext
+    workers: _TenantWorkers
+    topics: Topics
+    reply_to: str
+    deadline: float | None
+    questions: _CallQuestions
+    on_first_reply: Callable[[], None] | None = None
+    worker: str | None = None
+    silent: int = 0
+    payload: bytes = b""
+    again: asyncio.TimerHandle | None = None
+    id: str = field(default_factory=lambda: uuid.uuid4().hex)
+    answer: asyncio.Future[Any] = field(default_factory=asyncio.Future)
+
+    @property
+    def tool(self) -> str:
+        """The name of the tool at its workers."""
+        return self.request.tool.remote
+
+    @property
+    def is_idempotent(self) -> bool:
+        """Whether the call may run twice."""
+        return self.request.tool.options.idempotent
+
+    def encoded(self) -> bytes:
+        """Encode the message for a worker. Raises `ToolArgumentsError` if the arguments cannot be
+        sent.
+        """
+        call = self.request
+        try:
+            return encode(
+                CallMessage(
+                    tool=self.tool,
+                    key=call.key or self.id,
+                    arguments=dict(call.arguments),
+                    attempt=call.attempt,
+                    program=call.run_id,
+                    tenant=call.tenant,
+                    reply_to=self.reply_to,
+                    id=self.id,
+                )
+            )
+        except ValueError as error:
+            raise ToolArgumentsError(
+                f"tool {self.tool}: cannot send the arguments: {error}", name=self.tool
+            ) from error
+
+    def outgoing(self, now: float) -> Outgoing:
+        """Return the message for the worker that has the call. If no worker has the call, the
+        message is for one of the workers that offer the tool.
+        """
+        topic = self.topics.calls(self.tool)
+        if self.worker is not None:
+            topic = self.topics.inbox(self.worker)
+        left = None if self.deadline is None else max(0.0, self.deadline - now)
+        return Outgoing(
+            topic, self.payload, reply_to=self.reply_to, correlation=self.id.encode(), expiry=left
+        )
+
+    def assign(self, worker: str | None) -> None:
+        """Record the worker that has the call now; None for no worker."""
+        for name, change in ((self.worker, -1), (worker, 1)):
+            if name is not None and name in self.workers.workers:
+                self.workers.workers[name].calls += change
+        self.worker = worker
+
+    def replied(self) -> None:
+        """Record that a worker has replied."""
+        self.silent = 0
+        if self.on_first_reply is not None:
+            self.on_first_reply()
+            self.on_first_reply = None
+
+    def succeed(self, result: Any) -> None:
+        """End the attempt with a result, unless it has ended."""
+        if not self.answer.done():
+            self.answer.set_result(result)
+
+    def fail(self, error: ToolError) -> None:
+        """End the attempt with an error, unless it has ended."""
+        if not self.answer.done():
+            self.answer.set_exception(error)
+
+
+def _call_id_of(message: aiomqtt.Message) -> str:
+    """Return the id of the call to which a reply belongs; "" if the reply has none."""
+    data = getattr(message.properties, "CorrelationData", None)
+    if data is not None:
+        return bytes(data).decode("utf-8", "replace")
+    try:
+        return decode(ReplyMessage, message.payload).id
+    except ValueError:
+        return ""
+
 
 _SYNC_S = 3.0
 _MOST_UNANSWERED = 100
@@ -64,8 +293,8 @@ class MqttTools(ToolTransport):
         self._connect_timeout = connect_timeout
         self._back_within, self._resend_s = back_within, resend_s
         self._client_id = f"agentrt-{uuid.uuid4().hex[:12]}"
-        self._tenants: defaultdict[str, TenantWorkers] = defaultdict(TenantWorkers)
-        self._calls: dict[str, ToolAttempt] = {}
+        self._tenants: defaultdict[str, _TenantWorkers] = defaultdict(_TenantWorkers)
+        self._calls: dict[str, _ToolAttempt] = {}
         self._unanswered_calls = asyncio.Semaphore(_MOST_UNANSWERED)
         self._synced, self._sync = asyncio.Event(), ""
         self._settle, self._settled_at = settle, 0.0
@@ -111,14 +340,14 @@ class MqttTools(ToolTransport):
     async def call(self, request: ToolRequest, context: ToolContext) -> Any:
         await self._connection.ready(self._connect_timeout)
         loop, topics = asyncio.get_running_loop(), self._prefix.of(request.tenant)
-        call = ToolAttempt(
+        call = _ToolAttempt(
             request,
             context,
             self._workers(request.tenant),
             topics,
             topics.replies(self._client_id),
             None if request.timeout is None else loop.time() + request.timeout,
-            CallQuestions(context, partial(self._give, topics)),
+            _CallQuestions(context, partial(self._give, topics)),
         )
         call.payload = call.encoded()
         await self._unanswered_calls.acquire()
@@ -135,7 +364,7 @@ class MqttTools(ToolTransport):
             call.assign(None)
             await call.questions.close()
 
-    async def _answer(self, call: ToolAttempt) -> Any:
+    async def _answer(self, call: _ToolAttempt) -> Any:
         """Send the call every ``resend_s`` seconds until it is answered, and return the answer.
 
         Raises `ToolLostError` when no worker has replied for `_SILENCES` such intervals.
@@ -147,12 +376,12 @@ class MqttTools(ToolTransport):
             assert call.again is not None
             call.again.cancel()
 
-    def _try(self, call: ToolAttempt) -> None:
+    def _try(self, call: _ToolAttempt) -> None:
         loop = asyncio.get_running_loop()
         call.again = loop.call_later(self._resend_s, self._unanswered, call)
         self._send(call)
 
-    def _unanswered(self, call: ToolAttempt) -> None:
+    def _unanswered(self, call: _ToolAttempt) -> None:
         call.silent += 1
         if call.silent < _SILENCES:
             self._try(call)
@@ -162,10 +391,10 @@ class MqttTools(ToolTransport):
         message = f"tool {call.tool}: no reply from {source} for {seconds:g} s"
         call.fail(ToolLostError(message, name=call.tool))
 
-    def _send(self, call: ToolAttempt) -> None:
+    def _send(self, call: _ToolAttempt) -> None:
         """Publish a call to the worker that has it. If no worker has it, publish a call that may
         run twice on the topic that all workers of the tool share, and any other call to the worker
-        that is first in `TenantWorkers.offering`. If no worker offers the tool, the call fails.
+        that is first in `_TenantWorkers.offering`. If no worker offers the tool, the call fails.
         """
         if call.worker is None:
             offering = call.workers.offering(call.tool)
@@ -179,7 +408,7 @@ class MqttTools(ToolTransport):
         now = asyncio.get_running_loop().time()
         self._connection.send(call.outgoing(now), keep=False)
 
-    def _cancel(self, call: ToolAttempt) -> None:
+    def _cancel(self, call: _ToolAttempt) -> None:
         message = encode(Cancel(key=call.request.key or call.id, attempt=call.request.attempt))
         self._connection.send(Outgoing(call.topics.cancels(call.tool), message))
 
@@ -274,7 +503,7 @@ class MqttTools(ToolTransport):
             if call.workers is workers and call.worker is None and call.tool in gone.tools:
                 self._send(call)
 
-    def _lose(self, call: ToolAttempt, worker: str) -> None:
+    def _lose(self, call: _ToolAttempt, worker: str) -> None:
         if worker not in call.workers.workers:
             message = (
                 f"tool {call.tool}: worker {worker} has disconnected; whether the tool ran is "
@@ -282,12 +511,12 @@ class MqttTools(ToolTransport):
             )
             call.fail(ToolLostError(message, name=call.tool))
 
-    def _calls_of(self, workers: TenantWorkers, worker: str) -> list[ToolAttempt]:
+    def _calls_of(self, workers: _TenantWorkers, worker: str) -> list[_ToolAttempt]:
         calls = self._calls.values()
         return [call for call in calls if call.workers is workers and call.worker == worker]
 
     def _replied(self, message: aiomqtt.Message) -> None:
-        call_id = call_id_of(message)
+        call_id = _call_id_of(message)
         if call_id == self._sync:
             self._synced.set()
             return
@@ -304,7 +533,7 @@ class MqttTools(ToolTransport):
         else:
             self._take(call, reply)
 
-    def _take(self, call: ToolAttempt, reply: ReplyMessage) -> None:
+    def _take(self, call: _ToolAttempt, reply: ReplyMessage) -> None:
         if reply.state == "done":
             call.succeed(reply.result)
         elif reply.progress is not None:
@@ -319,5 +548,5 @@ class MqttTools(ToolTransport):
         else:
             call.fail(reply.error.error(call.tool))
 
-    def _workers(self, tenant: str) -> TenantWorkers:
+    def _workers(self, tenant: str) -> _TenantWorkers:
         return self._tenants["default" if self._prefix.is_shared else tenant]

@@ -19,6 +19,11 @@ from agentrt.cli.streams import say
 from agentrt.errors import ConfigError
 
 Option = Callable[[Any], Any]
+SIZES = (
+    *("max_num_seqs", "kv_blocks", "max_num_batched_tokens"),
+    *("replicas", "router", "block_size", "in_flight"),
+)
+"""Fields of a `Machine` that have the same names in a journal."""
 
 # -- lists -----------------------------------------------------------------------------
 

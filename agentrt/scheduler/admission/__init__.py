@@ -6,8 +6,7 @@ from importlib import import_module
 from inspect import isabstract
 
 from agentrt.errors import ConfigError
-from agentrt.scheduler.admission.base import Admission, Admit, Capacity, Keep
-from agentrt.scheduler.admission.cap import Cap
+from agentrt.scheduler.admission.base import Admission, Admit, Cap, Capacity, Keep
 from agentrt.scheduler.admission.memory import WorkingSet
 from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.learned import Learned

@@ -13,11 +13,10 @@ from inspect import isabstract
 
 from agentrt.errors import ConfigError
 from agentrt.scheduler.config import SchedulerConfig
-from agentrt.scheduler.policies.adaptive import Adaptive
+from agentrt.scheduler.policies.adaptive import Adaptive, LongestRemaining
 from agentrt.scheduler.policies.attained import Atlas, AtlasScalar, AttainedService, Mlfq, Plas
 from agentrt.scheduler.policies.base import Policy
 from agentrt.scheduler.policies.baselines import Fcfs, ProgramFcfs, RoundRobin, Srtf, TwoLevel
-from agentrt.scheduler.policies.longest import LongestRemaining
 from agentrt.scheduler.promotion import Priority
 
 ENTRY_POINT_GROUP = "agentrt.policies"

@@ -9,9 +9,8 @@ from typing import Any, ClassVar
 
 from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.learned import Learned
-from agentrt.scheduler.promotion import Priority, Promoter
+from agentrt.scheduler.promotion import Priority, Promoter, Starvation
 from agentrt.scheduler.records import EngineProgram, QueuedCall
-from agentrt.scheduler.starvation import Starvation
 
 
 class Policy(ABC):

@@ -2,13 +2,14 @@
 served programs.
 
 - `stored`: the records of a file and of a batch, and their JSON for clients.
-- `storage`: the storage of records and contents; `folder`: a folder beside an SQLite database;
+- `storage`: the storage of records and contents, and a folder beside an SQLite database;
   `postgres`: a PostgreSQL database.
 - `records`: the records in memory, and in the storage.
 - `lines`: reads and writes the lines of input, output and error files.
 - `slots`: limits the number of batch requests in flight.
 - `requests`: answers one request of a batch inside this process.
 - `runner`: takes a batch from its creation to its final status.
-- `files` and `routes`: the routes of files and of batches.
-- `api`: opens all these parts for a server, and resumes the unfinished batches.
+- `files`: the routes of files.
+- `api`: the routes of batches. It opens all these parts for a server, and resumes the unfinished
+  batches.
 """

@@ -34,8 +34,8 @@ from agentrt.serving.frontend.conversations import MESSAGES, RESPONSES
 from agentrt.serving.frontend.exchange import Exchange, clearer
 from agentrt.serving.frontend.left_out import LeftOut
 from agentrt.serving.frontend.messages import read_request
+from agentrt.serving.frontend.response_answers import TOOL_SERVER_TYPES, Model, Prepared, prepare
 from agentrt.serving.frontend.response_items import TRIGGER, references
-from agentrt.serving.frontend.response_requests import TOOL_SERVER_TYPES, Model, Prepared, prepare
 from agentrt.serving.frontend.response_socket import ResponseSocket
 from agentrt.serving.frontend.responses import (
     CURRENT_REQUEST,

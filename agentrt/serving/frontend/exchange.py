@@ -67,7 +67,7 @@ class Exchange:
     """A request of ``tenant`` at ``path`` that makes model calls, from its start to its end.
 
     ``chat`` is the body as the client sent it, from which the conversation is recognised.
-    ``fields`` is the body before `response_requests.prepare` makes it the body for vLLM. ``served``
+    ``fields`` is the body before `response_answers.prepare` makes it the body for vLLM. ``served``
     are the tools that this server runs for the request, by name. ``tries`` has the requests in
     flight that a retry may replace.
 

@@ -14,8 +14,7 @@ from langgraph_sdk import Auth
 from agentrt import __version__
 from agentrt.serving.langgraph.a2a import routes as a2a_routes
 from agentrt.serving.langgraph.auth.hooks import authenticate
-from agentrt.serving.langgraph.crons.clock import LOOK_S, CronClock
-from agentrt.serving.langgraph.crons.routes import Crons
+from agentrt.serving.langgraph.crons.routes import LOOK_S, CronClock, Crons
 from agentrt.serving.langgraph.protocol.commands import ProtocolCommands
 from agentrt.serving.langgraph.protocol.routes import EVENTS, ProtocolRoutes
 from agentrt.serving.langgraph.responses import JSON
@@ -26,8 +25,7 @@ from agentrt.serving.langgraph.runs.starts import StartRoutes
 from agentrt.serving.langgraph.store.routes import StoreRoutes
 from agentrt.serving.langgraph.tenant_state import TenantState, open_tenant_state, sweeping
 from agentrt.serving.langgraph.threads.questions import ThreadQuestions
-from agentrt.serving.langgraph.threads.routes import ThreadRoutes
-from agentrt.serving.langgraph.threads.state_routes import StateRoutes
+from agentrt.serving.langgraph.threads.routes import StateRoutes, ThreadRoutes
 from agentrt.serving.server import Server
 
 

@@ -340,7 +340,7 @@ async def go_on(server: Server, runs: ProgramRuns) -> None:
 
 def _submissions() -> Any:
     try:
-        from agentrt.serving.submit.api import submissions
+        from agentrt.serving.submit.sandbox import submissions
     except ImportError as error:
         text = f"--submit needs further packages ({error}); run: {install_command('submit')}"
         raise ConfigError(text) from error

@@ -6,17 +6,16 @@ from typing import Any
 
 import torch
 
-from agentrt.executors.transformers.attention import NAME, register
-from agentrt.executors.transformers.model import CausalModel
+from agentrt.executors.transformers.model import ATTENTION, CausalModel, register_attention
 
 
 def model_of(config: Any, tokenizer: Any = None) -> CausalModel:
     """Return the model of a configuration."""
     from transformers import AutoModelForCausalLM
 
-    register()
+    register_attention()
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(config, attn_implementation=NAME).eval()
+    model = AutoModelForCausalLM.from_config(config, attn_implementation=ATTENTION).eval()
     for weight in model.parameters():
         if weight.dim() > 1:
             torch.nn.init.normal_(weight, std=0.4)

@@ -18,8 +18,7 @@ from hypothesis import strategies as st
 
 from agentrt.contexts.attention import Attention
 from agentrt.errors import CallRejectedError, ConfigError
-from agentrt.executors.transformers.attention import kept, seen
-from agentrt.executors.transformers.model import CausalModel
+from agentrt.executors.transformers.model import CausalModel, kept, seen
 from tests.executors.transformers.models import config_of, model_of
 
 pytestmark = pytest.mark.engine

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from agentrt.executors.transformers.cache import PrefixCache
-from agentrt.executors.transformers.decoding import Decoding, OutputText
+from agentrt.executors.transformers.executor import Decoding, OutputText
 from agentrt.executors.transformers.model import CausalModel
 from agentrt.request import Call, CallSpec, Identity
 from tests.executors.transformers.models import config_of, model_of

@@ -209,14 +209,12 @@ CALLED = {
             "x cu_num_tokens num_tokens replace_from replace_to"
         ),
     },
-    "complete_calls": {
+    "held_calls": {
         "parser.abstract_parser:DelegatingParser.parse_delta": (
             "self delta_text delta_token_ids request prompt_token_ids finished"
         ),
         "parser.abstract_parser:DelegatingParser._make_tool_call_id": "self function_name",
         "parser.abstract_parser:StreamState.commit": "self current_text current_token_ids",
-    },
-    "held_calls": {
         "parser.abstract_parser:DelegatingParser._extract_tool_calls": (
             "self content request enable_auto_tools"
         ),
@@ -235,22 +233,7 @@ CALLED = {
         ),
         "reasoning.abs_reasoning_parsers:ReasoningParser.extract_content_ids": "self input_ids",
     },
-    "event_order": {
-        "parser.engine.parser_engine:ParserEngine._events_to_delta": "self events finished",
-        "parser.engine.parser_engine:ParserEngine._compute_arg_delta": "self idx raw_delta",
-        "parser.engine.parser_engine:ParserEngine.finish_streaming": "self",
-    },
-    "tool_schemas": {
-        "parser.abstract_parser:DelegatingParser.adjust_request": "self request",
-        "sampling_params:SamplingParams._validate_structured_outputs": (
-            "self model_config structured_outputs_config tokenizer"
-        ),
-    },
-    "token_texts": {
-        "v1.engine.detokenizer:IncrementalDetokenizer.from_new_request": "tokenizer request",
-        "v1.engine.detokenizer:BaseIncrementalDetokenizer.decode_next": "self next_token_id",
-    },
-    "parsing": {
+    "tools": {
         "renderers.chat_utils:make_tool_call_id": "id_type func_name idx",
         "tool_parsers.utils:get_function_tools": "tools",
         "tool_parsers.abstract_tool_parser:ToolParser": "tokenizer tools",
@@ -262,6 +245,17 @@ CALLED = {
             "self previous_text current_text delta_text previous_token_ids current_token_ids "
             "delta_token_ids request"
         ),
+        "parser.abstract_parser:DelegatingParser.adjust_request": "self request",
+        "sampling_params:SamplingParams._validate_structured_outputs": (
+            "self model_config structured_outputs_config tokenizer"
+        ),
+    },
+    "token_texts": {
+        "parser.engine.parser_engine:ParserEngine._events_to_delta": "self events finished",
+        "parser.engine.parser_engine:ParserEngine._compute_arg_delta": "self idx raw_delta",
+        "parser.engine.parser_engine:ParserEngine.finish_streaming": "self",
+        "v1.engine.detokenizer:IncrementalDetokenizer.from_new_request": "tokenizer request",
+        "v1.engine.detokenizer:BaseIncrementalDetokenizer.decode_next": "self next_token_id",
     },
 }
 """By module of `_compat`: functions inside vLLM, and the parameters that each has. Where versions

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from agentrt.executors.base import Chunk
-from agentrt.executors.vllm.client import CoreClient
+from agentrt.executors.vllm.engine import CoreClient
 from agentrt.request import Call
 from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.table import ProgramTotals

@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("vllm")
 
-from agentrt.executors.vllm.engine_size import key_of
+from agentrt.executors.vllm.lifetime import key_of
 from agentrt.lab.engine.headless import base_config
 
 pytestmark = pytest.mark.engine

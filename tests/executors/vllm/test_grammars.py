@@ -22,7 +22,7 @@ from vllm.v1.structured_output import backend_xgrammar
 from vllm.v1.structured_output.request import get_structured_output_key
 
 from agentrt.executors.vllm._compat.grammars import AT_ONCE, compile_aside, prepare, validate_once
-from agentrt.executors.vllm.grammars import Grammars, digest_of
+from agentrt.executors.vllm.calls import Grammars, digest_of
 from agentrt.executors.vllm.turns import SharedThread
 
 pytestmark = pytest.mark.engine
@@ -80,7 +80,7 @@ async def test_tenants_schemas_are_read_in_turns(monkeypatch: pytest.MonkeyPatch
     """One tenant brings three, and then another brings one, which waits for at most two."""
     read: list[str] = []
     monkeypatch.setattr(
-        "agentrt.executors.vllm.grammars.validate", lambda llm, params: read.append(pattern(params))
+        "agentrt.executors.vllm.calls.validate", lambda llm, params: read.append(pattern(params))
     )
     grammars = Grammars()
     asked = [("greedy", "a"), ("greedy", "b"), ("greedy", "c"), ("other", "d")]

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from agentrt.errors import ModelLoadError
-from agentrt.executors.vllm.hub import check_on_hub
+from agentrt.executors.vllm.lifetime import check_on_hub
 
 constants: Any = pytest.importorskip("huggingface_hub.constants")
 

@@ -14,10 +14,10 @@ pytest.importorskip("vllm")
 from vllm.exceptions import VLLMValidationError
 
 from agentrt.executors.chat_api import WORKS_FOR
-from agentrt.executors.vllm.entrypoints.long_prompts import (
+from agentrt.executors.vllm.entrypoints.model_frontend import (
     AHEAD,
-    LONG,
-    MANY,
+    LONG_PROMPT,
+    MANY_MESSAGES,
     check_tokens,
     work_apart,
 )
@@ -92,7 +92,7 @@ async def test_a_short_prompt_does_not_wait_and_long_ones_take_turns() -> None:
     async def long(who: str) -> Any:
         WORKS_FOR.set(who)
         return await renderer._tokenize_prompt_async(
-            {"prompt": "x" * (LONG + 1), "who": who}, params()
+            {"prompt": "x" * (LONG_PROMPT + 1), "who": who}, params()
         )
 
     made = [asyncio.create_task(long("greedy")) for _ in range(5)]
@@ -106,7 +106,7 @@ async def test_a_short_prompt_does_not_wait_and_long_ones_take_turns() -> None:
     renderer.go.set()
     assert await asyncio.gather(*made) == ["long"] * 5
     assert renderer.order == ["greedy", "greedy", "other", "greedy", "greedy"]
-    assert await renderer._async_tokenizer_decode([1] * (LONG + 1)) == "long"
+    assert await renderer._async_tokenizer_decode([1] * (LONG_PROMPT + 1)) == "long"
 
 
 async def test_short_prompts_wait_for_few_before_them() -> None:
@@ -137,10 +137,10 @@ async def test_a_chat_of_many_messages_is_read_beside_the_event_loop() -> None:
     user = {"role": "user", "content": "hi"}
     loads = {"role": "user", "content": [*text, {"type": "image_url", "image_url": {}}]}
     for one in (user, {**user, "content": text}, {**user, "content": None}):
-        assert await renderer.render_messages_async([one] * MANY, None) == "vLLM's"
-        long = await renderer.render_messages_async([one] * (MANY + 1), None)
+        assert await renderer.render_messages_async([one] * MANY_MESSAGES, None) == "vLLM's"
+        long = await renderer.render_messages_async([one] * (MANY_MESSAGES + 1), None)
         assert long.startswith("long-prompts")
-    assert await renderer.render_messages_async([*[user] * MANY, loads], None) == "vLLM's"
+    assert await renderer.render_messages_async([*[user] * MANY_MESSAGES, loads], None) == "vLLM's"
 
 
 async def test_a_text_that_cannot_fit_is_refused_unread() -> None:

@@ -12,7 +12,7 @@ import openai
 import pytest
 
 from agentrt.errors import ConfigError
-from agentrt.serving.batches.folder import FolderStorage
+from agentrt.serving.batches.storage import FolderStorage
 from agentrt.serving.tenants import Limits
 from tests.doubles.machine import NOON, Machine
 from tests.serving.batches.client import serve_batches

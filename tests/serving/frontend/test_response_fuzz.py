@@ -15,7 +15,7 @@ import pytest
 
 from agentrt.serving.error_responses import ApiError
 from agentrt.serving.frontend.left_out import LeftOut
-from agentrt.serving.frontend.response_requests import Model, prepare
+from agentrt.serving.frontend.response_answers import Model, prepare
 from tests.serving.frontend.response_items import ITEMS, ODD, TOOLS
 from tests.serving.frontend.test_response_items import (  # noqa: F401
     ASK,

@@ -20,7 +20,7 @@ from langgraph.types import Command, interrupt
 from langgraph_sdk import get_client, get_sync_client
 
 from agentrt.serving.langgraph.database.interrupts import interrupts_in
-from agentrt.serving.langgraph.protocol.socket import REPLAYED
+from agentrt.serving.langgraph.protocol.routes import REPLAYED
 from agentrt.serving.langgraph.runs.queue import RunQueue
 from tests.serving.langgraph.graphs import GATES, TURN_S, Gated, Steps, ask
 from tests.serving.langgraph.runs.test_runs import DONE, IN

@@ -9,13 +9,13 @@ import asyncio
 import sys
 from pathlib import Path
 
+from agentrt.cli.execute import dashboard
 from agentrt.cli.load import load_program
 from agentrt.engines import EngineOptions, ReplicaSet, VLLMEngine
 from agentrt.program import Program
 from agentrt.router import make_router
 from agentrt.runtime import Runtime
 from agentrt.runtime.run import Run
-from agentrt.serving.observability.dashboard import dashboard
 from tests.serving.observability.browser import opened_browser
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -19,9 +19,9 @@ import pytest_asyncio
 from playwright.async_api import Browser, Locator, Page, expect
 
 from agentrt import Runtime
+from agentrt.cli.execute import dashboard
 from agentrt.journal import Journal
 from agentrt.journal.store import SQLiteStore
-from agentrt.serving.observability.dashboard import dashboard
 from tests.doubles.scripted import ScriptedExecutor
 from tests.serving.observability.browser import (
     Watched,

@@ -14,8 +14,8 @@ import pytest_asyncio
 from playwright.async_api import Browser, Page, ViewportSize, expect
 
 from agentrt import Runtime
+from agentrt.cli.execute import dashboard
 from agentrt.serving import langgraph, observability
-from agentrt.serving.observability.dashboard import dashboard
 from tests.doubles.scripted import ScriptedExecutor
 from tests.serving.langgraph.graphs import approval
 from tests.serving.langgraph.serve import serving

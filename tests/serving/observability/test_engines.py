@@ -12,8 +12,7 @@ from agentrt.runtime.registry import RunRegistry
 from agentrt.runtime.run import Run, RunState
 from agentrt.serving.observability.engines import EnginesView
 from agentrt.serving.observability.metrics import Labels, gauges
-from agentrt.serving.observability.program_log import ProgramLog, Track
-from agentrt.serving.observability.render import Renderer
+from agentrt.serving.observability.program_log import ProgramLog, Renderer, Track
 from agentrt.tracking.scope import Scope
 
 

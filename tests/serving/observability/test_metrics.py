@@ -18,8 +18,7 @@ from agentrt.runtime.registry import RunRegistry
 from agentrt.runtime.run import Run, RunState
 from agentrt.serving.observability.engines import EnginesView
 from agentrt.serving.observability.metrics import Labels, gauges, of_tenant
-from agentrt.serving.observability.program_log import ProgramLog
-from agentrt.serving.observability.render import Renderer
+from agentrt.serving.observability.program_log import ProgramLog, Renderer
 from agentrt.tracking.scope import Scope
 from tests.doubles.scripted import ScriptedExecutor
 from tests.serving.observability.story import TENANTS, TYPES, Deed, Story, deeds

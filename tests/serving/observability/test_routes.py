@@ -17,11 +17,11 @@ from prometheus_client.parser import text_string_to_metric_families
 from starlette.types import ASGIApp
 
 from agentrt import Context, Runtime, program
+from agentrt.cli.execute import dashboard
 from agentrt.errors import ConfigError, EngineDiedError
 from agentrt.executors.replicas import ReplicaState
 from agentrt.serving.background import STUBBORN, Background
 from agentrt.serving.observability import api, routes
-from agentrt.serving.observability.dashboard import dashboard
 from agentrt.serving.observability.engines import SnapshotPoller
 from agentrt.serving.server import Server
 from agentrt.serving.tenants import KeyRing, new_key

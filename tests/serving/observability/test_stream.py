@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from agentrt import Runtime
 from agentrt.runtime.run import RunState
 from agentrt.serving.observability.engines import EnginesView, SnapshotPoller
+from agentrt.serving.observability.program_log import JSON, Renderer
 from agentrt.serving.observability.readers import ChangeReaders, ReaderTooSlowError
-from agentrt.serving.observability.render import JSON, Renderer
-from agentrt.serving.observability.stream import EventStream
+from agentrt.serving.observability.routes import EventStream
 from agentrt.serving.server import Server
 from tests.doubles.scripted import ScriptedExecutor
 from tests.serving.observability.story import TENANTS, Deed, Story, deeds

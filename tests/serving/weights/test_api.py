@@ -24,7 +24,7 @@ from agentrt.request.weights import PauseMode
 from agentrt.serving import observability
 from agentrt.serving.server import Server
 from agentrt.serving.tenants import KeyRing, new_key
-from agentrt.serving.weights.api import api
+from agentrt.serving.weights import api
 from tests.doubles.scripted import ScriptedExecutor
 from tests.serving.watchdog import opened_app
 

@@ -39,19 +39,18 @@ before its scheduler):
 - `chats`: rendering and formatting of chat completions, without the engine client in between.
 - `cut_off`: makes vLLM's parsers read the same from a whole output and from its stream, even if
   the output was cut off.
-- `held_calls`, `complete_calls`, `token_texts`, `event_order`: parts of `cut_off`. They hold a
-  stream's calls back, add calls at the stream's end, split the stream into tokens, and keep text
-  and calls in order.
-- `parsing`: the types of a tool parser (a documented plug-in).
-- `tool_schemas`: leaves a tool's arguments unconstrained if the grammar compiler refuses their
-  schema.
+- `held_calls`, `token_texts`: parts of `cut_off`. The first holds a stream's calls back, and adds
+  calls at the stream's end. The second splits the stream into tokens, and keeps text and calls in
+  order.
+- `tools`: the types of a tool parser (a documented plug-in). It also leaves a tool's arguments
+  unconstrained if the grammar compiler refuses their schema.
 
 For type checkers only, `bases` (a stub, ``bases.pyi``) declares the classes of vLLM that
 ``engine_core`` subclasses.
 
 Callers import names from these modules, so that their imports show which parts of vLLM they
 depend on. Functions return plain values where they can. vLLM's own classes are re-exported only
-for callers that subclass them, use them as annotations, or (those in `parsing`) create them.
+for callers that subclass them, use them as annotations, or (those of tool parsers) create them.
 
 Where versions of vLLM differ, a function tries both ways, and a comment names the version of each.
 Written for vLLM 0.32.0 and 0.33.0. To support a new version:

@@ -32,18 +32,17 @@ from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
 from vllm.parser.abstract_parser import DelegatingParser
 from vllm.renderers.chat_utils import make_tool_call_id
 
-from agentrt.executors.vllm._compat.complete_calls import completing
-from agentrt.executors.vllm._compat.event_order import keep_order
 from agentrt.executors.vllm._compat.held_calls import (
     BEGINNINGS,
     MARKS,
     InChatForm,
     add_call,
     chat_tools,
+    completing,
     holding,
     reading_text,
 )
-from agentrt.executors.vllm._compat.token_texts import Joined, TokenTexts, together
+from agentrt.executors.vllm._compat.token_texts import Joined, TokenTexts, keep_order, together
 
 _HEADER = re.compile(
     r"(<\|start\|>(assistant)?)?( to(=[^\s<]*)?)?(<\|channel\|>\w*)?( to(=[^\s<]*)?)?"

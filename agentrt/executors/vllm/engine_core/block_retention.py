@@ -2,12 +2,18 @@
 
 `BlockRetention` connects the scheduler with vLLM's queue of free blocks. With retention ``lru`` it
 only remembers which blocks calls have computed, and leaves vLLM's queue unchanged.
+
+The blocks that a program's calls have computed are remembered as chains of hashes. A chain has the
+hashes of the blocks that a call has computed, in order, a few bytes for each. A block's hash covers
+all tokens up to the block's end, so the common prefix of a new prompt and a chain is found by
+bisection.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Sequence
+from bisect import bisect_left
+from collections import OrderedDict, deque
+from collections.abc import Iterable, Sequence
 from itertools import islice
 from typing import Any
 
@@ -17,16 +23,73 @@ from agentrt.executors.vllm._compat.prefixes import caches_prefixes, hash_block_
 from agentrt.executors.vllm._compat.scheduling import AsyncScheduler
 from agentrt.executors.vllm.engine_core.free_queue import ProtectedFreeQueue
 from agentrt.executors.vllm.engine_core.host_tier import ProgramCachePolicy
-from agentrt.executors.vllm.engine_core.prefix_history import (
-    known_blocks,
-    most_in_common,
-    note_blocks,
-)
 from agentrt.scheduler.events import CallEvent, CallFinished, CallPreempted
 from agentrt.scheduler.learned import KINDS, SCANNED
 from agentrt.scheduler.owners import BlockOwners
 from agentrt.scheduler.records import CachedBlocks, EngineProgram, QueuedCall
 from agentrt.scheduler.retention import EvictionOrder, Retention
+
+# -- chains of blocks --------------------------------------------------------------------
+
+
+_BYTES = 8
+"""Number of bytes of a block's hash that are kept."""
+
+_Chains = deque[bytearray]
+"""The chains of the last few calls of a program or session.
+
+There are several, because parallel branches continue different calls.
+"""
+
+
+def _known_blocks(chains: _Chains, hashes: Sequence[bytes]) -> int:
+    """Return how many leading blocks of a prompt with these hashes were computed before."""
+    return max([_common(chain, hashes) for chain in chains], default=0)
+
+
+def _note_blocks(chains: _Chains, hashes: Sequence[bytes], computed: int) -> None:
+    """Note that a call, which has ended, computed the first ``computed`` of these blocks."""
+    if computed <= 0:
+        return
+    at, common = -1, 0
+    for index, chain in enumerate(chains):
+        shared = _common(chain, hashes)
+        if shared > common:
+            at, common = index, shared
+    common = min(common, computed)
+    if common and len(chains[at]) == common * _BYTES:  # the call continues this chain
+        chain = chains[at]
+        del chains[at]
+    else:
+        chain = chains[at][: common * _BYTES] if common else bytearray()
+    chain += b"".join([value[:_BYTES] for value in hashes[common:computed]])
+    chains.append(chain)
+
+
+def _most_in_common(hashes: Sequence[bytes], others: Iterable[Sequence[bytes]]) -> int:
+    """Return how many leading blocks ``hashes`` shares with the most similar of ``others``."""
+    return max([_leading(hashes, other) for other in others], default=0)
+
+
+def _leading(hashes: Sequence[bytes], others: Sequence[bytes]) -> int:
+    both = range(min(len(hashes), len(others)))
+    return bisect_left(both, True, key=lambda at: hashes[at] != others[at])
+
+
+def _common(chain: bytearray, hashes: Sequence[bytes]) -> int:
+    """Return the number of common leading blocks. Hashes that are equal have equal predecessors."""
+    low, high = 0, min(len(chain) // _BYTES, len(hashes))
+    index = high - 1  # try the end first: mostly a call continues its program's last call
+    while low < high:
+        if hashes[index].startswith(chain[index * _BYTES : (index + 1) * _BYTES]):
+            low = index + 1
+        else:
+            high = index
+        index = (low + high) // 2
+    return low
+
+
+# -- retention ---------------------------------------------------------------------------
 
 
 class BlockRetention:
@@ -99,10 +162,10 @@ class BlockRetention:
         """
         request, row, size = call.item, call.program, self._block_size
         hashes = request.block_hashes
-        known = known_blocks(self._owners.own(row).chains, hashes)
+        known = _known_blocks(self._owners.own(row).chains, hashes)
         call.known_tokens = min(known, (request.num_prompt_tokens - 1) // size) * size
         latest = islice(reversed(row.queued.values()), SCANNED)
-        beside = most_in_common(hashes, (other.item.block_hashes for other in latest))
+        beside = _most_in_common(hashes, (other.item.block_hashes for other in latest))
         call.beside_tokens = beside * size
         if self.host is not None and row.cached is not None:
             self.host.call_arrived(request.request_id, row.cached)
@@ -133,7 +196,7 @@ class BlockRetention:
         request, owner = call.item, call.program.cached
         computed = min(call.computed_tokens // self._block_size, len(request.block_hashes))
         if owner is not None:
-            note_blocks(owner.chains, request.block_hashes, computed)
+            _note_blocks(owner.chains, request.block_hashes, computed)
         if self.queue is not None and call_id:
             self._computed[call_id] = request.block_hashes, computed
             if len(self._computed) > KINDS:

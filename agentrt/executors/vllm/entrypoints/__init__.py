@@ -1,15 +1,14 @@
 """vLLM's own front end on agentrt's engines: requests are rendered and outputs parsed as in vLLM.
 
-- `model_frontend` is the front end of one model. `models` chooses the front end for a request.
+- `model_frontend` is the front end of one model, and keeps long prompts from delaying short ones.
+  `models` chooses the front end for a request.
 - `submit` makes the calls of a rendered request. `client` is the engine client through which
   vLLM's HTTP application does so.
 - `flags` parses the flags of `vllm serve`.
 - `parsers` chooses the tool parser and the reasoning parser: vLLM's, by the table in `families`, or
   `tool_form_parser` for models without a tool format. `tool_form` defines its JSON form, and
-  `partial` reads it.
-- `arranged` makes sure that the prompt of a chat's earlier request is a prefix of the next prompt,
-  with the help of `reminders` and `late_tools`.
-- `long_prompts` keeps long prompts from delaying short ones.
+  reads it.
+- `arranged` makes sure that the prompt of a chat's earlier request is a prefix of the next prompt.
 
 ``_compat.cut_off`` corrects how vLLM's parsers read tool calls that were cut off.
 """

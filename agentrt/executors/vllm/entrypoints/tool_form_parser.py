@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from agentrt.executors.vllm._compat.parsing import (
+from agentrt.executors.vllm._compat.tools import (
     DeltaFunctionCall,
     DeltaMessage,
     DeltaToolCall,
@@ -24,8 +24,14 @@ from agentrt.executors.vllm._compat.parsing import (
     make_tool_call_id,
 )
 from agentrt.executors.vllm.entrypoints.families import TOOL_FORM
-from agentrt.executors.vllm.entrypoints.partial import CallPart, OutputReader, read
-from agentrt.executors.vllm.entrypoints.tool_form import ToolForm, explained, tool_form
+from agentrt.executors.vllm.entrypoints.tool_form import (
+    CallPart,
+    OutputReader,
+    ToolForm,
+    explained,
+    read,
+    tool_form,
+)
 from agentrt.files import parse_json
 
 _OBJECT = {"type": "object"}

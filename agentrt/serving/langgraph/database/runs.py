@@ -49,7 +49,7 @@ class RunRecord:
     time of the database's clock, in seconds. ``number`` rises in the order of arrival.
 
     ``origin`` describes the thread before the run's first start
-    (`agentrt.serving.langgraph.runs.recovery`). ``attempt`` counts the starts so far.
+    (`agentrt.serving.langgraph.runs.execution`). ``attempt`` counts the starts so far.
     """
 
     run_id: str

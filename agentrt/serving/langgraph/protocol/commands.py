@@ -31,7 +31,7 @@ from agentrt.serving.langgraph.runs.graph_events import Tree, seq_of
 from agentrt.serving.langgraph.runs.starts import StartRoutes
 from agentrt.serving.langgraph.runs.streams import replay
 from agentrt.serving.langgraph.tenant_state import TenantState
-from agentrt.serving.langgraph.threads.state_routes import StateRoutes
+from agentrt.serving.langgraph.threads.routes import StateRoutes
 
 _ABSENT = {
     *("input.inject", "subscription.subscribe", "subscription.unsubscribe"),

@@ -27,7 +27,7 @@ from agentrt.lab.engine.headless import BLOCK_SIZE, HeadlessEngine, _hash_functi
 from agentrt.lab.engine.host import transfer_config, with_host
 from agentrt.lab.engine.host_memory import HostMemory
 from agentrt.request import Call, CallSpec, Identity, RenderedCall
-from agentrt.router.cached_blocks import ReplicaBlockIndex
+from agentrt.router.dispatch import ReplicaBlockIndex
 from agentrt.router.kv_events import KV_EVENTS, KVEventBatch, KVEventStream, short
 
 pytestmark = pytest.mark.engine

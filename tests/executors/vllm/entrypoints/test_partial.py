@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrt.executors.vllm.entrypoints.partial import CallPart, OutputReader, read
+from agentrt.executors.vllm.entrypoints.tool_form import CallPart, OutputReader, read
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(),

@@ -16,8 +16,7 @@ from vllm.renderers import ChatParams
 
 from agentrt.executors.vllm._compat.api_server import make_renderer
 from agentrt.executors.vllm.default_model import embedded_model
-from agentrt.executors.vllm.entrypoints.arranged import arrange_chats
-from agentrt.executors.vllm.entrypoints.reminders import CLOSES, OPENS
+from agentrt.executors.vllm.entrypoints.arranged import CLOSES, OPENS, arrange_chats
 from agentrt.executors.vllm.entrypoints.tool_form_parser import explain_tools
 from tests.doubles.scripted_engine import ScriptedEngine
 

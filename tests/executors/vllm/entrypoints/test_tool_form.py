@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from agentrt.executors.vllm.entrypoints.partial import CallPart, read
-from agentrt.executors.vllm.entrypoints.tool_form import explained, tool_form
+from agentrt.executors.vllm.entrypoints.tool_form import CallPart, explained, read, tool_form
 
 Json = dict[str, Any]
 

@@ -21,9 +21,9 @@ from sqlalchemy import Row
 
 from agentrt import Runtime
 from agentrt.serving.langgraph.auth.hooks import Requester, User
-from agentrt.serving.langgraph.crons.clock import CronClock
 from agentrt.serving.langgraph.crons.routes import (
     CronBody,
+    CronClock,
     Crons,
     _with_cron_id,
     cron_json,

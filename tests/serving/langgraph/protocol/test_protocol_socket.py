@@ -21,8 +21,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from agentrt.serving.langgraph import api_with
 from agentrt.serving.langgraph.auth.hooks import load_auth
-from agentrt.serving.langgraph.protocol.routes import ProtocolRoutes
-from agentrt.serving.langgraph.protocol.socket import ProtocolSocket
+from agentrt.serving.langgraph.protocol.routes import ProtocolRoutes, ProtocolSocket
 from tests.serving.langgraph.graphs import GATES, TURN_S, all_graphs
 from tests.serving.langgraph.protocol.test_protocol import VALUES, start, told, until
 from tests.serving.langgraph.runs.test_runs import DONE, IN

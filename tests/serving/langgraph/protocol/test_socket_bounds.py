@@ -16,7 +16,7 @@ from websockets.frames import Opcode
 from agentrt import Runtime
 from agentrt.serving import listen
 from agentrt.serving.langgraph import api
-from agentrt.serving.langgraph.protocol.socket import MOST_SUBSCRIPTIONS
+from agentrt.serving.langgraph.protocol.routes import MOST_SUBSCRIPTIONS
 from agentrt.serving.listen import Listener
 from agentrt.serving.origins import Origins
 from agentrt.serving.server import Bounds, Server

@@ -1,5 +1,7 @@
-"""Leaves the arguments of a tool unconstrained where the grammar compiler refuses their schema.
+"""Tools: the types of a vLLM tool parser (`ToolParser` is the interface for plug-ins), and the
+constraints of tools' arguments.
 
+The arguments of a tool are left unconstrained where the grammar compiler refuses their schema.
 agentrt constrains the arguments of all tools by their schemas (``--tool-strict-level``), while vLLM
 by default constrains only tools that are ``strict``. Without this module, every request with a tool
 whose schema the compiler refuses would be refused. A strict tool with such a schema is refused, as
@@ -16,8 +18,36 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import orjson
+from vllm.entrypoints.generate.base.protocol import (
+    DeltaFunctionCall,
+    DeltaMessage,
+    DeltaToolCall,
+    ExtractedToolCallInformation,
+    FunctionCall,
+    ToolCall,
+)
+from vllm.renderers.chat_utils import make_tool_call_id
+from vllm.sampling_params import StructuredOutputsParams
+from vllm.tool_parsers.abstract_tool_parser import ToolParser, ToolParserManager
+from vllm.tool_parsers.utils import get_function_tools
 
 from agentrt.executors.chat_api import CALLER
+
+__all__ = [
+    "DeltaFunctionCall",
+    "DeltaMessage",
+    "DeltaToolCall",
+    "ExtractedToolCallInformation",
+    "FunctionCall",
+    "StructuredOutputsParams",
+    "ToolCall",
+    "ToolParser",
+    "ToolParserManager",
+    "get_function_tools",
+    "leave_odd_schemas_out",
+    "make_tool_call_id",
+]
+
 
 _LOG = logging.getLogger(__name__)
 _REMEMBERED = 4096

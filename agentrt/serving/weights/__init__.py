@@ -1,1 +1,0 @@
-"""The weights of the served model over HTTP: update them, and pause and resume generation."""
