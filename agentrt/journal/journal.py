@@ -384,7 +384,7 @@ class Waits:
         and deadlines), each with the program's id, sorted by time. Return at most ``limit`` pairs,
         which follow the pair ``after``.
         """
-        marks = ", ".join("?" * len(types))
+        marks = ", ".join("?" * len(types)) or "NULL"  # PostgreSQL refuses an empty list
         query = f"""SELECT w.due, w.program FROM agentrt_waits w JOIN agentrt_programs p
             ON p.id = w.program WHERE w.due IS NOT NULL AND (w.due, w.program) > (?, ?)
             AND p.type IN ({marks}) ORDER BY w.due, w.program LIMIT ?"""

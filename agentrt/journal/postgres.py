@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
@@ -64,7 +65,9 @@ class PostgresStore(Store):
     without its password. With ``makes``, missing tables are created.
 
     A broken connection is opened again. If a write had succeeded before the connection broke,
-    repeating it changes nothing.
+    repeating it changes nothing. Reads have a connection of their own: on the connection of the
+    writes, they would be part of the transaction of another thread, see its rows too early, and end
+    it if they fail.
     """
 
     def __init__(
@@ -72,6 +75,8 @@ class PostgresStore(Store):
     ) -> None:
         self.name = name
         self._connection = PostgresConnection(url, timeouts)
+        self._reads = PostgresConnection(url, timeouts)
+        self._reading = threading.Lock()
         try:
             with self._connection.connect().transaction():
                 if makes:
@@ -103,7 +108,8 @@ class PostgresStore(Store):
 
     def query(self, statement: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         try:
-            return self._connection.again(lambda: self._connection.execute(statement, values))
+            with self._reading:
+                return self._reads.again(lambda: self._reads.execute(statement, values))
         except psycopg.Error as error:
             raise JournalError(f"journal {self.name}: {first_line(error)}") from error
 
@@ -125,6 +131,8 @@ class PostgresStore(Store):
 
     def close(self) -> None:
         self._connection.close()
+        with self._reading:
+            self._reads.close()
 
 
 def first_line(error: psycopg.Error) -> str:

@@ -166,7 +166,7 @@ def test_a_gpu_that_the_build_for_cpus_leaves_idle(
     ("shared", "state", "says", "advice"),
     [
         (200, OK, "takes 96 GiB of host memory", ""),
-        (0, WARNING, "takes 0 GiB", "enlarge /dev/shm, such as by docker run --shm-size 96g"),
+        (0, WARNING, "takes 0 GiB", "enlarge /dev/shm, such as by docker run --shm-size 97g"),
     ],
 )
 def test_on_a_gpu_the_host_memory_that_an_engine_takes(

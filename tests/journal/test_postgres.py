@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,28 @@ def test_a_connection_that_was_cut_is_made_again(url: str) -> None:
         one.write([Statement("INSERT INTO agentrt_journal VALUES (?, ?)", ("c", "d")), row])
     assert one.query("SELECT value FROM agentrt_journal WHERE key = ?", ["c"]) == []
     one.close()
+
+
+def test_reads_are_apart_from_a_write_in_another_thread(url: str) -> None:
+    """A write waits in the middle of its transaction: a read neither waits nor sees the first row,
+    and a read that fails does not end the transaction.
+    """
+    opened, count = store(url), "SELECT value FROM agentrt_journal WHERE key = ?"
+    insert = "INSERT INTO agentrt_journal VALUES (?, ?)"
+    rows = [Statement(insert, ("e", "1")), Statement("DELETE FROM agentrt_waits", ())]
+    with psycopg.connect(url) as other, ThreadPoolExecutor() as threads:
+        other.execute("LOCK TABLE agentrt_waits")
+        writing = threads.submit(opened.write, rows)
+        waits = "SELECT 1 FROM pg_locks WHERE NOT granted"
+        while not other.execute(waits).fetchall():
+            pass
+        assert threads.submit(opened.query, count, ["e"]).result(30) == []
+        with pytest.raises(JournalError, match="nothing"):
+            threads.submit(opened.query, "SELECT nothing").result(30)
+        other.rollback()
+        writing.result(30)
+    assert opened.query(count, ["e"]) == [("1",)]
+    opened.close()
 
 
 def test_another_version_and_another_host(url: str) -> None:

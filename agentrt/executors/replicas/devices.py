@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Mapping, Sequence
 from itertools import takewhile
 
@@ -11,7 +12,11 @@ from agentrt.errors import ConfigError
 _SIZES = {
     "tensor_parallel_size": ("--tensor-parallel-size", "--tensor_parallel_size", "-tp"),
     "pipeline_parallel_size": ("--pipeline-parallel-size", "--pipeline_parallel_size", "-pp"),
+    "prefill_context_parallel_size": (
+        *("--prefill-context-parallel-size", "--prefill_context_parallel_size", "-pcp"),
+    ),
 }
+"""vLLM's options whose product is the number of an engine's GPUs."""
 
 
 def gpus_each(flags: Sequence[str]) -> int:
@@ -26,13 +31,10 @@ def gpus_each(flags: Sequence[str]) -> int:
         sizes, _ = parser.parse_known_args(list(flags))
     except argparse.ArgumentError as error:
         raise ConfigError(f"vLLM's options: {error}") from error
-    size: int = sizes.tensor_parallel_size * sizes.pipeline_parallel_size
-    if size < 1:
-        raise ConfigError(
-            f"vLLM's options: --tensor-parallel-size is {sizes.tensor_parallel_size}, and "
-            f"--pipeline-parallel-size is {sizes.pipeline_parallel_size}; both must be at least 1"
-        )
-    return size
+    for name, options in _SIZES.items():
+        if (size := getattr(sizes, name)) < 1:
+            raise ConfigError(f"vLLM's options: {options[0]} is {size}, but must be at least 1")
+    return math.prod(getattr(sizes, name) for name in _SIZES)
 
 
 def visible_devices(present: int, environment: Mapping[str, str]) -> int:

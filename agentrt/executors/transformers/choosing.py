@@ -41,7 +41,11 @@ class GrammarCompiler:
         """
         try:
             compiled = self._compiled(constraint.kind, constraint.value)
-        except (ImportError, RuntimeError, TypeError, ValueError) as error:
+        except ImportError as error:
+            raise CallRejectedError(
+                f"the engine needs the package xgrammar for constraints of outputs: {error}"
+            ) from error
+        except (RuntimeError, TypeError, ValueError) as error:
             raise CallRejectedError(
                 f"the {constraint.kind} constraint of the output is not valid: {error}"
             ) from error

@@ -4,6 +4,7 @@ takes.
 
 from __future__ import annotations
 
+import math
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -80,5 +81,6 @@ class HostRoom:
     def advice(self) -> str:
         """Advice for a machine that has too little room for host memory."""
         if self.is_limited_by_shared_memory:
-            return f"enlarge {_SHARED}, such as by docker run --shm-size {self._of_free // _GIB}g"
+            size = math.ceil((self._of_free + _KEPT_SHARED) / _GIB)
+            return f"enlarge {_SHARED}, such as by docker run --shm-size {size}g"
         return "free memory, or raise the container's memory limit"

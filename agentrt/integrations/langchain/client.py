@@ -199,14 +199,14 @@ class RuntimeClient:
         """
         with self._lock:
             self.closed = True
+            if self._thread is threading.current_thread():
+                raise ConfigError(
+                    "close() was called on the client's own event loop, which it would wait for; "
+                    "call it in another thread"
+                )
             thread, self._thread = self._thread, None
         if thread is None or self._loop is None:
             return
-        if thread is threading.current_thread():
-            raise ConfigError(
-                "close() was called on the client's own event loop, which it would wait for; call "
-                "it in another thread"
-            )
         LoopJob(self._loop, self._close_runtime).wait()
         self._loop.call_soon_threadsafe(self._loop.stop)
         thread.join()

@@ -147,7 +147,7 @@ def seconds(timeout: Any) -> float | None:
     """
     if timeout is None:
         return None
-    if isinstance(timeout, bool) or not isinstance(timeout, int | float) or timeout <= 0:
+    if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not timeout > 0:
         raise ConfigError(
             f"timeout {timeout!r} is not valid; set seconds for the whole call, greater than 0"
         )

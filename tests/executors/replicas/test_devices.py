@@ -38,6 +38,7 @@ def test_too_few_are_one_clear_error(sizes: list[int], missing: int) -> None:
         (["--tensor-parallel-size", "4"], 4),
         (["--tensor_parallel_size=2", "--max-model-len", "9"], 2),
         (["-tp", "2", "-pp", "3"], 6),
+        (["--prefill-context-parallel-size", "2", "-tp", "2"], 4),
         (["--pipeline-parallel-size", "2", "--enforce-eager"], 2),
     ],
 )
@@ -45,7 +46,9 @@ def test_an_engine_s_size_is_read_from_vllm_s_flags(flags: list[str], size: int)
     assert gpus_each(flags) == size
 
 
-@pytest.mark.parametrize("flags", [["-tp", "two"], ["--tensor-parallel-size", "0"]])
+@pytest.mark.parametrize(
+    "flags", [["-tp", "two"], ["--tensor-parallel-size", "0"], ["-tp", "-1", "-pp", "-1"]]
+)
 def test_a_size_that_cannot_be(flags: list[str]) -> None:
     with pytest.raises(ConfigError, match="vLLM's options: "):
         gpus_each(flags)

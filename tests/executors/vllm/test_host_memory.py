@@ -49,7 +49,8 @@ def test_auto_takes_nothing_where_host_memory_would_hold_only_what_the_gpu_holds
 
 
 def test_the_advice_names_what_limits() -> None:
-    assert room(128, 1).advice == "enlarge /dev/shm, such as by docker run --shm-size 96g"
+    assert room(128, 97).useful_gib(1, 96.0) == 96, "what the advice says is enough"
+    assert room(128, 1).advice == "enlarge /dev/shm, such as by docker run --shm-size 97g"
     assert "memory limit" in room(5, 100).advice
 
 
@@ -131,7 +132,7 @@ def test_too_little_room_is_one_line_with_the_way_out(
     assert args("auto").kv_offloading_size is None
     (line,) = warnings(caplog)
     assert "128.0 GiB of memory free, 0.1 in /dev/shm" in line
-    assert "--shm-size 96g" in line
+    assert "--shm-size 97g" in line
 
 
 @pytest.mark.engine

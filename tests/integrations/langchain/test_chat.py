@@ -179,6 +179,7 @@ async def test_a_call_that_cannot_be_is_refused_in_one_line(
         ),
         (lambda: ChatAgentRT(temperature=-1), ValidationError, "temperature"),
         (lambda: ChatAgentRT(timeout=0), ValidationError, "timeout"),
+        (lambda: ChatAgentRT(timeout=float("nan")), ValidationError, "timeout"),
         (
             lambda: ChatAgentRT().bind_tools([add], tool_choice="sub"),
             ConfigError,
