@@ -31,7 +31,7 @@ from typing import Any, TypeVar
 from agentrt import tracking
 from agentrt.contexts.saved import SavedContext
 from agentrt.errors import AgentrtError, ConfigError, InterruptExpiredError, UsageError
-from agentrt.executors.base import Chunk, Notification
+from agentrt.executors.base import Chunk, Executor, Notification
 from agentrt.executors.chat_api import WORKS_FOR, Answer, Caller, Frontend, Request
 from agentrt.executors.replies import StreamedAnswer, reply_of
 from agentrt.graph import Interrupt, Node, NodeKind, Progress
@@ -156,7 +156,7 @@ class LiveEmitter:
         recorder = None
         if self.run.tokens is not None and not probes and not is_pooled(spec):
             spec = dataclasses.replace(spec, with_logprobs=True)
-            recorder = _CallRecorder(self.run.tokens, scope, spec)
+            recorder = _CallRecorder(self.run.tokens, scope, spec, self.services.executor)
         try:
             node, call = self._begin(spec, scope, name, after)
             made = self.services.executor.generate(call, stream=stream)
@@ -239,10 +239,7 @@ class LiveEmitter:
             report = await self.services.executor.aborted(call.call_id)
         finally:
             if recorder is not None and isinstance(error, GeneratorExit):
-                # An empty report does not say which weights wrote the tokens. If the weights have
-                # never been updated, version 0 did.
-                is_known = report.prompt_tokens > 0 or not self.services.executor.weights.version
-                recorder.closed(report if is_known else None)
+                recorder.closed(report)
             self.registry.end_call(self.run, scope, node, report, cancelled=True)
 
     # -- outside the engine ------------------------------------------------------------
@@ -517,10 +514,13 @@ class LiveContexts:
 
 
 class _CallRecorder:
-    """A recorder that adds the tokens of one call to the log of the run when the call ends."""
+    """A recorder that adds the tokens of one call to the log of the run when the call ends. The log
+    is then not complete if it is not known which weights of ``executor`` wrote the tokens.
+    """
 
-    def __init__(self, log: TokenLog, scope: Scope, spec: CallSpec) -> None:
+    def __init__(self, log: TokenLog, scope: Scope, spec: CallSpec, executor: Executor) -> None:
         self._log, self._place, self._prompt = log, scope.place, spec.prompt_token_ids
+        self._executor = executor
         # With a journal, the key is the place in the code, because a resumed program has the same
         # places.
         self._at = log.begin_task() if scope.place is None else scope.place.path
@@ -541,14 +541,11 @@ class _CallRecorder:
                 await self._log.keep(call)
             chunk.reply = dataclasses.replace(reply, tokens=(call,))
 
-    def closed(self, report: CallReport | None) -> None:
+    def closed(self, report: CallReport) -> None:
         """Add the pieces that the program had read when it closed the stream. ``report`` is the
-        report of the call; None if it is lost, and then the log is not complete.
+        report of the call.
         """
         if not self._ids:
-            return
-        if report is None:
-            self._log.complete = False
             return
         call = self._add(self._ids, self._logprobs, report)
         if call is not None and self._place is not None:
@@ -557,7 +554,10 @@ class _CallRecorder:
     def _add(
         self, written: Sequence[int], logprobs: Sequence[float], report: CallReport
     ) -> CallTokens | None:
-        if self._prompt is None or len(logprobs) != len(written):
+        # An empty report does not say which weights wrote the tokens. If the weights have never
+        # been updated, version 0 did.
+        is_known = report.prompt_tokens > 0 or not self._executor.weights.version
+        if self._prompt is None or len(logprobs) != len(written) or not is_known:
             self._log.complete = False
             return None
         key = self._log.key(self._at)

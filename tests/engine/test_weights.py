@@ -339,6 +339,35 @@ async def test_a_stream_that_is_closed_after_its_call_has_ended(
     assert [*furthest(result.recorded, here.of)] == [runtime.weights_version]
 
 
+async def test_calls_that_end_at_a_stop_string(runtime: Runtime, models: list[str]) -> None:
+    """vLLM's client ends them, so that the core's last output is not theirs."""
+    usages: list[Reply] = []
+
+    @program
+    async def stops(ctx: Context, question: str) -> None:
+        options: dict[str, Any] = {"max_tokens": 200, "temperature": 1.0, "stop": ["a", "e", "t"]}
+        usages.append(await ctx.llm(question, **options))
+        stream = ctx.llm(question, stream=True, **options)
+        async for _ in stream:
+            pass
+        usages.append(stream.reply)
+        context = await ctx.context(question)
+        generated = await context.generate(**options)
+        usages.append(Reply("", generated.finish_reason, report=generated.report))
+
+    here = served(runtime, models)
+    await here.other()
+    [result] = [each async for each in batch(stops, INPUTS[:1], runtime=runtime, tokens=True)]
+    assert result.recorded is not None
+    assert result.recorded.complete
+    assert [*furthest(result.recorded, here.of)] == [runtime.weights_version]
+    assert [reply.finish_reason for reply in usages] == ["stop"] * 3
+    assert all(reply.report.prompt_tokens and reply.report.service_s for reply in usages)
+    # The core may have written further tokens before it was told of the end.
+    written = sum(sum(sequence.mask) for sequence in result.recorded.sequences)
+    assert result.output_tokens >= written
+
+
 async def test_a_batch_that_resumes_after_an_update(
     runtime: Runtime, models: list[str], tmp_path: Path
 ) -> None:

@@ -418,7 +418,9 @@ class VLLMEngine(CoreClient):
                         text += last.text
                         ids += last.token_ids
                         added = () if logprobs is None else logprobs.add(output)
-                        reply = self._reply(output, text, ids, logprobs) if live.over else None
+                        reply = None
+                        if live.over:
+                            reply = await self._reply(call, output, text, ids, logprobs)
                         yield Chunk(last.text, reply, output, tuple(last.token_ids), added)
                 if not live.aborted:
                     break
@@ -429,8 +431,9 @@ class VLLMEngine(CoreClient):
         finally:
             self._live.pop(call.call_id, None)
 
-    def _reply(
+    async def _reply(
         self,
+        call: Call,
         output: RequestOutput,
         text: str,
         ids: Sequence[int],
@@ -443,7 +446,12 @@ class VLLMEngine(CoreClient):
         params = dict(output.kv_transfer_params or {})
         if KV_EVENTS in params and self._on_kv_events is not None:
             self._on_kv_events(KVEventBatch.from_wire(params[KV_EVENTS]))
-        report = params.get(VLLM_KEY) or {}
+        report = params.get(VLLM_KEY)
+        if report is None:
+            # vLLM's client ends a call at a stop string, and only then aborts it in the core, so
+            # that no output has the report. Let the client send the abort first.
+            await asyncio.sleep(0)
+            report = await self._control("report", call.call_id) or {}
         rest = {name: value for name, value in params.items() if name not in (VLLM_KEY, KV_EVENTS)}
         output.kv_transfer_params = rest or None
         reason = output.outputs[0].finish_reason or "stop"
