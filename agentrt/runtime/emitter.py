@@ -86,7 +86,9 @@ class LiveEmitter:
     ) -> AsyncIterator[Answer]:
         caller = RunCaller(self, self.own_scope("llm"), tuple(after))
         whole = StreamedAnswer()
-        async with contextlib.aclosing(self.chat_stream(request, caller)) as pieces:
+        made = self.chat_stream(request, caller)
+        self.run.streams.add(made)
+        async with contextlib.aclosing(made) as pieces:
             async for piece in pieces:
                 whole.add(piece)
                 yield piece
@@ -476,6 +478,7 @@ class LiveContexts:
         spec = (await self.frontend()).addressed(spec)
         probes = name not in WRITING
         made = self.emitter.make(spec, scope, (), stream=stream, name=name, probes=probes)
+        self.emitter.run.streams.add(made)
         async with contextlib.aclosing(made) as chunks:
             while (chunk := await _next_outside(chunks)) is not None:
                 yield chunk

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import AsyncGenerator, Mapping
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any, Literal
+from weakref import WeakSet
 
 from agentrt.graph import ExecutionDAG, to_svg
 from agentrt.journal import ProgramRecord
@@ -106,6 +107,10 @@ class Run:
     stale: Literal["end", "restart"] | None = field(default=None, repr=False)
     """What happens to a program after it was cancelled because its weights are too old: it ends
     with an error, or it runs again. None for all other programs.
+    """
+    streams: WeakSet[AsyncGenerator[Any, None]] = field(default_factory=WeakSet, repr=False)
+    """The streams of calls that the program's code has opened. When the code has ended, the runtime
+    closes the streams that are still open.
     """
     begun: asyncio.Event = field(default_factory=asyncio.Event, repr=False)
     """Set when the start of the run is on the disk, or at once if the run is not recorded. Not set

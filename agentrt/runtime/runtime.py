@@ -417,10 +417,7 @@ class Runtime:
             if run.stale != "restart" or task is None or task.uncancel():
                 raise  # it was also cancelled for another reason
             run.stale = None
-            if program.owns_tasks:
-                await tracking.cancel_tasks(run, spare=run.task)
-            await self._services.end_feeds(run.id)
-            await self._cancel_client_calls(run.id)
+            await self._end_work(run, program)
             if run.tokens is not None:
                 run.tokens.clear()
             return False
@@ -443,15 +440,14 @@ class Runtime:
         If another framework runs the program's tasks, they are not cancelled, because they may
         serve other programs, too. Calls that the program's threads make are aborted.
         """
+        # A stream that the code has dropped is recorded as closed, not as stopped.
+        await tracking.generators_closed(run)
         if run.record is not None:
             run.record.stopping = lambda: True
             run.record.order.close()
             tracking.release_timers(run)
         try:
-            if program.owns_tasks:
-                await tracking.cancel_tasks(run, spare=run.task)
-            await self._services.end_feeds(run.id)
-            await self._cancel_client_calls(run.id)
+            await self._end_work(run, program)
             if run.parked:
                 state, error = RunState.INTERRUPTED, None
             elif run.record is not None and (
@@ -470,6 +466,20 @@ class Runtime:
         # Close the run even after an error, because callers wait for its end.
         self.registry.close(run, state, error)
         await self._forget(run)
+
+    async def _end_work(self, run: Run, program: Program) -> None:
+        """End what the code of a program has left open: its tasks, streams and subscriptions, and
+        the calls that its threads make. Streams may be left open by the variables of code that has
+        raised an error.
+        """
+        if program.owns_tasks:
+            await tracking.cancel_tasks(run, spare=run.task)
+        with tracking.outside():
+            for stream in [*run.streams]:
+                with contextlib.suppress(RuntimeError):  # it is being closed already
+                    await stream.aclose()
+        await self._services.end_feeds(run.id)
+        await self._cancel_client_calls(run.id)
 
     async def _cancel_client_calls(self, program_id: str) -> None:
         """Abort the calls that threads and other event loops still make for the program."""

@@ -81,6 +81,13 @@ def is_ready(task: asyncio.Task[Any]) -> bool:
     return future is None or future.done()
 
 
+def closes_generator(task: asyncio.Task[Any]) -> bool:
+    """Return whether a task closes an asynchronous generator. Event loops start such a task for
+    each generator that code has dropped before its end.
+    """
+    return type(task.get_coro()).__name__ == "async_generator_athrow"
+
+
 def _innermost(coro: Any) -> FrameType | None:
     """Return the frame of the innermost coroutine in which ``coro`` waits."""
     while (inner := getattr(coro, "cr_await", None)) is not None and hasattr(inner, "cr_await"):

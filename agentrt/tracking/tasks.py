@@ -20,6 +20,7 @@ from agentrt.graph.dag import ExecutionDAG
 from agentrt.tracking import frameworks
 from agentrt.tracking._compat import (
     EAGER_FACTORY,
+    closes_generator,
     given_beside,
     is_ready,
     outer_cell,
@@ -32,6 +33,9 @@ from agentrt.tracking.scope import Family, Scope, family_of
 
 T = TypeVar("T")
 _MANY = 256
+_CLOSING_S = 5.0
+"""Maximum number of seconds that the end of a program waits for generators that are being closed.
+"""
 
 
 def start_task(
@@ -69,15 +73,30 @@ async def to_its_end(coro: Coroutine[Any, Any, None], *, ends_task: bool = False
 
 async def cancel_tasks(owner: object, spare: asyncio.Task[Any] | None = None) -> None:
     """Cancel all open tasks of ``owner`` except the current task and ``spare``, and wait until they
-    have ended.
+    have ended. Generators that the tasks have dropped are closed first (`generators_closed`).
     """
     family = family_of(owner)
     spared = asyncio.current_task(), spare
+    await generators_closed(owner)
     # A task can start other tasks while it is being cancelled, so look again.
     while left := [task for task in family if task not in spared and not task.done()]:
         for task in left:
             task.cancel()
         await asyncio.wait(left)
+        await generators_closed(owner)
+
+
+async def generators_closed(owner: object) -> None:
+    """Wait until the event loop has closed the asynchronous generators that the code of ``owner``
+    has dropped, such as streams that were not read to their end. Wait at most `_CLOSING_S` seconds.
+
+    If the closing of a generator were cancelled before it began, Python would close the generators
+    inside of this generator in an arbitrary order, and several times.
+    """
+    family = family_of(owner)
+    closing = [task for task in family if not task.done() and closes_generator(task)]
+    if closing:
+        await asyncio.wait(closing, timeout=_CLOSING_S)
 
 
 def is_alone(owner: object) -> bool:

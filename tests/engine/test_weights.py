@@ -339,6 +339,42 @@ async def test_a_stream_that_is_closed_after_its_call_has_ended(
     assert [*furthest(result.recorded, here.of)] == [runtime.weights_version]
 
 
+async def test_streams_that_programs_leave_open_at_their_end(
+    runtime: Runtime, models: list[str]
+) -> None:
+    """The calls end with the program, also if the error of a program keeps its variables alive."""
+    options: dict[str, Any] = {"max_tokens": 400, "temperature": 1.0, "ignore_eos": True}
+
+    @program
+    async def drops(ctx: Context, question: str) -> None:
+        async for _ in ctx.llm(question, stream=True, **options):
+            break
+
+    @program
+    async def drops_a_generation(ctx: Context, question: str) -> None:
+        context = await ctx.context(question)
+        async for _ in context.generate(**options):
+            break
+
+    @program
+    async def fails(ctx: Context, question: str) -> None:
+        context = await ctx.context(question)
+        streams = ctx.llm(question, stream=True, n=2, **options), context.generate(**options)
+        for stream in streams:
+            await anext(stream)
+        raise ValueError("the streams are still open")
+
+    here = served(runtime, models)
+    await here.other()
+    for kind in (drops, drops_a_generation, fails):
+        [result] = [each async for each in batch(kind, INPUTS[:1], runtime=runtime, tokens=True)]
+        assert not (await runtime.executor.snapshot())["running"]
+        assert result.output_tokens > 0
+        assert result.recorded is not None
+        assert result.recorded.complete
+        assert [*furthest(result.recorded, here.of)] == [runtime.weights_version]
+
+
 async def test_calls_that_end_at_a_stop_string(runtime: Runtime, models: list[str]) -> None:
     """vLLM's client ends them, so that the core's last output is not theirs."""
     usages: list[Reply] = []

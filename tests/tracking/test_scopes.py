@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-from contextlib import suppress
+from collections.abc import AsyncGenerator
+from contextlib import aclosing, suppress
 from typing import Any
 
 import pytest
@@ -171,6 +172,32 @@ async def test_cancel_tasks_waits_for_cleanup_that_starts_more() -> None:
     await run(p, main())
     assert [node.state.value for node in p.dag.nodes()] == ["done", "done"]
     assert asyncio.all_tasks() == before
+
+
+async def test_generators_that_a_program_drops_are_closed_from_outside_to_inside() -> None:
+    p, closed = Program(), list[str]()
+
+    async def inner() -> AsyncGenerator[int, None]:
+        try:
+            yield 1
+        finally:
+            await ticks(3)
+            closed.append("inner")
+
+    async def outer() -> AsyncGenerator[int, None]:
+        try:
+            async with aclosing(inner()) as items:
+                async for item in items:
+                    yield item
+        finally:
+            closed.append("outer")
+
+    async def main() -> None:
+        async for _ in outer():
+            break
+
+    await run(p, main())
+    assert closed == ["inner", "outer"]
 
 
 async def test_given_context_is_used() -> None:
