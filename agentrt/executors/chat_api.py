@@ -52,6 +52,12 @@ class Caller(Protocol):
         end before its ``with`` block ends.
         """
 
+    def closed(self, read: int) -> None:
+        """Note that the reader has closed the stream of this caller's call, after it had read
+        ``read`` tokens of the output. The call is then cancelled.
+        """
+        return
+
     def failed(self, error: BaseException) -> AgentrtError | None:
         """Return the error to raise instead of ``error``; None to raise ``error`` itself."""
         return error if isinstance(error, AgentrtError) else None

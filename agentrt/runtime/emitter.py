@@ -144,21 +144,23 @@ class LiveEmitter:
         *,
         stream: bool,
         name: str = "llm",
-        replies: list[Reply] | None = None,
+        caller: RunCaller | None = None,
         client: ClientCall | None = None,
         probes: bool = False,
     ) -> AsyncGenerator[Chunk, None]:
         """Make a call and yield its chunks. The caller must read them outside the scope of any
         program (`tracking.outside`).
 
-        The reply is added to ``replies``. ``client`` is set for a call that no task of the run
-        makes. A call with ``probes`` only reads log probabilities; its output is not used.
+        The reply is added to the replies of ``caller``. ``client`` is set for a call of a client
+        program. A call with ``probes`` only reads log probabilities; its output is not used.
         """
         over, loop = False, asyncio.get_running_loop()
         recorder = None
+        replies = None if caller is None else caller.replies
         if self.run.tokens is not None and not probes and not is_pooled(spec):
             spec = dataclasses.replace(spec, with_logprobs=True)
-            recorder = _CallRecorder(self.run.tokens, scope, spec, self.services.executor)
+            executor = self.services.executor
+            recorder = _CallRecorder(self.run.tokens, scope, spec, executor, stream=stream)
         try:
             node, call = self._begin(spec, scope, name, after)
             made = self.services.executor.generate(call, stream=stream)
@@ -182,7 +184,8 @@ class LiveEmitter:
                             client.task = asyncio.current_task(loop)
             except BaseException as error:
                 if not over:
-                    await self._failed(call, scope, node, error, recorder)
+                    read = None if caller is None else caller.read
+                    await self._failed(call, scope, node, error, recorder, read)
                 raise
         finally:
             if client is not None:
@@ -232,7 +235,11 @@ class LiveEmitter:
         node: Node,
         error: BaseException,
         recorder: _CallRecorder | None,
+        read: int | None,
     ) -> None:
+        """Handle the ``error`` that ended a call. ``read`` is the argument of `RunCaller.closed`;
+        None if it was not called.
+        """
         report = CallReport()
         if isinstance(error, Exception):
             self.registry.end_call(self.run, scope, node, report, error=error)
@@ -240,8 +247,8 @@ class LiveEmitter:
         try:  # the call must end in the registry even if the task is cancelled a second time
             report = await self.services.executor.aborted(call.call_id)
         finally:
-            if recorder is not None and isinstance(error, GeneratorExit):
-                recorder.closed(report)
+            if recorder is not None and (isinstance(error, GeneratorExit) or read is not None):
+                recorder.closed(report, read)
             self.registry.end_call(self.run, scope, node, report, cancelled=True)
 
     # -- outside the engine ------------------------------------------------------------
@@ -425,13 +432,20 @@ class RunCaller(Caller):
     """Whether the tasks that make the calls do not belong to the run (`ClientCall`)."""
     replies: list[Reply] = dataclasses.field(default_factory=list)
     """The replies of the calls so far, in the order in which the calls ended."""
+    read: int | None = None
+    """The number of tokens that had been read when the stream was closed; None if it was not closed
+    by `closed`.
+    """
 
     def chunks(self, spec: CallSpec, *, stream: bool) -> AsyncGenerator[Chunk, None]:
         """Make a call and yield its chunks. The reply of the call is added to ``replies``."""
         client = ClientCall(self.emitter.run.id) if self.client else None
         return self.emitter.make(
-            spec, self.scope, self.after, stream=stream, replies=self.replies, client=client
+            spec, self.scope, self.after, stream=stream, caller=self, client=client
         )
+
+    def closed(self, read: int) -> None:
+        self.read = read
 
     @contextlib.contextmanager
     def siblings(self, count: int) -> Iterator[Sequence[RunCaller]]:
@@ -521,9 +535,11 @@ class _CallRecorder:
     is then not complete if it is not known which weights of ``executor`` wrote the tokens.
     """
 
-    def __init__(self, log: TokenLog, scope: Scope, spec: CallSpec, executor: Executor) -> None:
-        self._log, self._place, self._prompt = log, scope.place, spec.prompt_token_ids
-        self._executor = executor
+    def __init__(
+        self, log: TokenLog, scope: Scope, spec: CallSpec, executor: Executor, *, stream: bool
+    ) -> None:
+        self._log, self._prompt, self._executor = log, spec.prompt_token_ids, executor
+        self._in_journal = stream and scope.place is not None
         # With a journal, the key is the place in the code, because a resumed program has the same
         # places.
         self._at = log.begin_task() if scope.place is None else scope.place.path
@@ -544,15 +560,15 @@ class _CallRecorder:
                 await self._log.keep(call)
             chunk.reply = dataclasses.replace(reply, tokens=(call,))
 
-    def closed(self, report: CallReport) -> None:
+    def closed(self, report: CallReport, read: int | None = None) -> None:
         """Add the pieces that the program had read when it closed the stream. ``report`` is the
-        report of the call.
+        report of the call. If not all pieces of the call had been read, ``read`` is the number of
+        tokens that had been read.
         """
-        if not self._ids:
+        ids, logprobs = self._ids[:read], self._logprobs[:read]
+        if not ids:
             return
-        call = self._add(self._ids, self._logprobs, report)
-        if call is not None and self._place is not None:
-            self._log.closed[node_of_key(call.key)] = call
+        self._add(ids, logprobs, report)
 
     def _add(
         self, written: Sequence[int], logprobs: Sequence[float], report: CallReport
@@ -564,7 +580,11 @@ class _CallRecorder:
             self._log.complete = False
             return None
         key = self._log.key(self._at)
-        return self._log.add(key, self._prompt, written, logprobs, report.versions)
+        call = self._log.add(key, self._prompt, written, logprobs, report.versions)
+        if self._in_journal:
+            # The journal also records the calls of a stream that the program closes later.
+            self._log.streamed.setdefault(node_of_key(key), []).append(call)
+        return call
 
 
 def is_pooled(spec: CallSpec) -> bool:

@@ -398,6 +398,7 @@ class Recorded:
         node.begin()
         node.program.streams(node.place)
         scope, seen = self._live.own_scope(node.start.name), list[Any]()
+        log = self._live.run.tokens
         inner, before = scope.inside(node.place), "" if scope.place is None else scope.place.during
         _mark(scope, node.place)
         try:
@@ -415,9 +416,8 @@ class Recorded:
             await node.delivered()
         except GeneratorExit:
             if node.kept and not node.program.stopping():
-                log = self._live.run.tokens
-                call = None if log is None else log.closed.pop(node.place, None)
-                broken = Broken(seen, () if call is None else (call,))
+                calls = [] if log is None else log.streamed.get(node.place, [])
+                broken = Broken(seen, tuple(calls))
                 node.program.ended(node.start, broken, None, None, waits=False)
             raise
         except BaseException as error:
@@ -425,6 +425,8 @@ class Recorded:
             raise
         finally:
             _mark(scope, before)
+            if log is not None:
+                log.streamed.pop(node.place, None)
 
     async def _replay_stream(
         self, node: NodeRecord, again: Callable[[Any], Iterable[T]], recorded: Any

@@ -70,8 +70,8 @@ class TokenLog:
 
     ``complete`` is False if the tokens of some calls are missing, because an earlier process did
     not record them or the engine did not report them. ``rewards`` are the program's rewards
-    (`Context.reward`) by their keys. ``closed`` has the calls whose streams the program closed
-    before the end, by the places of their nodes, until the journal records them.
+    (`Context.reward`) by their keys. ``streamed`` has the calls of streams that a program with a
+    journal reads, by the places of their nodes, until the journal records the stream.
 
     Without a journal, ``keep`` may record each call; it is awaited before the program gets the
     reply. ``task`` returns the name of the task that runs now. A task that was running when its
@@ -83,7 +83,7 @@ class TokenLog:
         self.keep: Callable[[CallTokens], Awaitable[None]] | None = None
         self.task: Callable[[], str] = lambda: ""
         self._earlier: set[str] = set()
-        self.closed: dict[str, CallTokens] = {}
+        self.streamed: dict[str, list[CallTokens]] = {}
         self.rewards: dict[str, float] = {}
         self._sequences: list[_Growing] = []
         self._places: dict[str, tuple[_Growing, int]] = {}
@@ -217,7 +217,7 @@ class TokenLog:
         """Drop all tokens and rewards, because the program runs again from its beginning."""
         self._sequences.clear()
         self._places.clear()
-        self.closed.clear()
+        self.streamed.clear()
         self.rewards.clear()
         self.complete = True
 

@@ -131,7 +131,9 @@ async def test_a_batch_that_is_broken_off_at_any_call_has_the_same_tokens_in_the
         assert _unordered(result.recorded) == _unordered(whole.recorded)
 
 
-async def _broken_off(last: int, out: Path, *, tokens: bool = True) -> list[Result]:
+async def _broken_off(
+    last: int, out: Path, *, code: Program = everything, tokens: bool = True
+) -> list[Result]:
     """1. A batch is cancelled when its program begins the next call after the ``last``. 2. The same
     batch goes on.
     """
@@ -142,10 +144,32 @@ async def _broken_off(last: int, out: Path, *, tokens: bool = True) -> list[Resu
         return says(prompt, call)
 
     engine = LettersEngine(breaks_off)
-    first = asyncio.create_task(recorded(["why?"], tokens=tokens, out=out, executor=engine))
+    first = asyncio.create_task(recorded(["why?"], code, tokens=tokens, out=out, executor=engine))
     with pytest.raises(asyncio.CancelledError):
         await first
-    return await recorded(["why?"], tokens=True, out=out)
+    return await recorded(["why?"], code, tokens=True, out=out)
+
+
+@program
+async def closes_late(ctx: Context, question: str) -> int:
+    """Read all pieces of a stream, close the stream before it says that it has ended, and go on."""
+    context = await ctx.context(question)
+    reading = context.generate(max_tokens=3)
+    for _ in range(3):
+        await anext(reading)
+    await reading.aclose()
+    await ctx.llm(question)
+    return len(context)
+
+
+async def test_a_stream_that_is_closed_at_its_last_piece_keeps_its_tokens(tmp_path: Path) -> None:
+    [result] = await _broken_off(1, tmp_path / "r.jsonl", code=closes_late)
+    [whole] = await recorded(["why?"], closes_late, tokens=True)
+    assert result.recorded is not None
+    assert whole.recorded is not None
+    assert result.recorded.complete
+    assert _unordered(result.recorded) == _unordered(whole.recorded)
+    assert min(sum(each.mask) for each in whole.recorded.sequences) == 3
 
 
 class Updated(LettersEngine):

@@ -339,6 +339,37 @@ async def test_a_stream_that_is_closed_after_its_call_has_ended(
     assert [*furthest(result.recorded, here.of)] == [runtime.weights_version]
 
 
+async def test_a_stream_of_several_choices_that_is_closed(
+    runtime: Runtime, models: list[str]
+) -> None:
+    """Each choice is a call, and has the tokens that the program has read of it."""
+
+    @program
+    async def closes(ctx: Context, question: str) -> None:
+        stream = ctx.llm(
+            question, stream=True, n=2, max_tokens=400, temperature=1.0, ignore_eos=True
+        )
+        async with aclosing(stream):
+            choices = set[int]()
+            async for delta in stream.deltas():
+                choices.add(delta.choice)
+                if len(choices) == 2:
+                    break
+            while (await runtime.executor.snapshot())["computed_tokens"] < before + 20:
+                await asyncio.sleep(0.005)
+
+    here = served(runtime, models)
+    await here.other()
+    before = (await runtime.executor.snapshot())["computed_tokens"]
+    [result] = [each async for each in batch(closes, INPUTS[:1], runtime=runtime, tokens=True)]
+    assert result.recorded is not None
+    assert result.recorded.complete
+    assert [*furthest(result.recorded, here.of)] == [runtime.weights_version]
+    written = [sum(sequence.mask) for sequence in result.recorded.sequences]
+    assert len(written) == 2
+    assert 0 < sum(written) < result.output_tokens
+
+
 async def test_streams_that_programs_leave_open_at_their_end(
     runtime: Runtime, models: list[str]
 ) -> None:

@@ -110,11 +110,18 @@ async def _several(
             tasks.append(asyncio.create_task(feed(index, sibling)))
             await asyncio.sleep(0)
 
+    read = [0] * params.n
     with caller.siblings(params.n) as siblings:
         tasks = [asyncio.create_task(begin(siblings))]
         try:
             async for output in _merged(queue, params):
+                for completion in output.outputs:
+                    read[completion.index] += len(completion.token_ids)
                 yield Chunk("", output=output)
+        except GeneratorExit:
+            for sibling, count in zip(siblings, read, strict=True):
+                sibling.closed(count)
+            raise
         finally:
             for task in tasks:
                 task.cancel()
