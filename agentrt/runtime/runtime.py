@@ -290,14 +290,13 @@ class Runtime:
         """Pause all engines, and return when no call runs. New calls wait until
         `resume_generation`. ``mode`` says what happens to calls in the engines: with ``keep`` they
         stop until generation is resumed, with ``wait`` they end before the pause, and with
-        ``abort`` they begin again after the pause, except calls whose output was read in part,
-        which stop and continue as with ``keep``.
+        ``abort`` they begin again after the pause. Pauses and updates run one after another.
         """
-        await self.executor.pause_generation(mode)
+        await self._updates.pause(mode)
 
     async def resume_generation(self) -> None:
-        """Resume all engines."""
-        await self.executor.resume_generation()
+        """Resume all engines, after an update or a pause that runs now."""
+        await self._updates.resume()
 
     def listen(self, listener: Listener) -> None:
         """Call ``listener`` with every event from now on. The listener must be quick and must not

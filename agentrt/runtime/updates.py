@@ -30,6 +30,10 @@ class WeightUpdates:
     def __init__(self, executor: Executor, runs: Mapping[str, Run]) -> None:
         self._executor, self._runs = executor, runs
         self._turn = asyncio.Lock()
+        self._engines = asyncio.Lock()
+        """Held while the engines pause, resume or load weights: an update relies on it that the
+        engines stay paused until they have loaded the weights.
+        """
         self._store = TensorStore()
         self._held: asyncio.Event | None = None
         """An event that is set at the end of the current update, if a program that began before the
@@ -43,6 +47,17 @@ class WeightUpdates:
         while self._held is not None:
             await self._held.wait()
         run.weights_version = self._executor.weights.version
+
+    async def pause(self, mode: PauseMode) -> None:
+        """Pause the engines. Wait first until a running update has ended."""
+        check_mode(mode)
+        async with self._engines:
+            await self._executor.pause_generation(mode)
+
+    async def resume(self) -> None:
+        """Resume the engines. Wait first until a running update or pause has ended."""
+        async with self._engines:
+            await self._executor.resume_generation()
 
     async def update(
         self,
@@ -72,14 +87,15 @@ class WeightUpdates:
             folder = await self._folder(weights, new)
             try:
                 await self._executor.check_weights(folder)  # before programs are held up
-                if max_staleness is None:
-                    await self._executor.update_weights(folder, new, mode, clear_cache=clear_cache)
-                else:
+                bound = None
+                if max_staleness is not None:
                     bound = _Bound(self, new, max_staleness, on_stale)
                     if new - current > max_staleness:
                         self._held = asyncio.Event()
                     await bound.wait()
+                async with self._engines:
                     await self._executor.update_weights(folder, new, mode, clear_cache=clear_cache)
+                if bound is not None:
                     bound.end_stale()
             except BaseException:
                 self._store.discard(folder)

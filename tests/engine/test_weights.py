@@ -339,6 +339,59 @@ async def test_a_stream_that_is_closed_after_its_call_has_ended(
     assert [*furthest(result.recorded, here.of)] == [runtime.weights_version]
 
 
+async def test_pauses_and_updates_at_the_same_time(runtime: Runtime, models: list[str]) -> None:
+    """The weights are never loaded while calls run, and a pause during an update is not lost."""
+    here, engine = served(runtime, models), runtime.executor
+
+    async def writes(work: Any) -> None:
+        @program
+        async def writer(ctx: Context, question: str) -> None:
+            context = await ctx.context(question)
+            await context.generate(max_tokens=400, temperature=1.0, ignore_eos=True)
+
+        made = batch(writer, INPUTS[:1], runtime=runtime, tokens=True)
+        results = asyncio.create_task(anext(made))
+        while not (await engine.snapshot())["running"]:
+            await asyncio.sleep(0.005)
+        await work()
+        recorded = (await results).recorded
+        await made.aclose()
+        assert recorded is not None
+        assert max(furthest(recorded, here.of).values()) < TOLERANCE
+
+    async def until_paused() -> None:
+        while not engine.paused:
+            await asyncio.sleep(0)
+
+    async def updates_while_a_pause_waits() -> None:
+        pause = asyncio.create_task(runtime.pause_generation("wait"))
+        await until_paused()
+        await here.other(clear_cache=True)
+        assert pause.done()
+        assert (await engine.snapshot())["paused"]
+        await runtime.resume_generation()
+
+    async def pauses_during_an_update() -> None:
+        update = asyncio.create_task(here.other(clear_cache=True))
+        await until_paused()
+        await runtime.pause_generation()
+        await update
+        assert engine.paused
+        assert (await engine.snapshot())["paused"]
+        await runtime.resume_generation()
+
+    async def resumes_during_an_update() -> None:
+        update = asyncio.create_task(here.other(clear_cache=True))
+        await until_paused()
+        await runtime.resume_generation()
+        await update
+        assert not engine.paused
+
+    await writes(updates_while_a_pause_waits)
+    await writes(pauses_during_an_update)
+    await writes(resumes_during_an_update)
+
+
 async def test_a_stream_of_several_choices_that_is_closed(
     runtime: Runtime, models: list[str]
 ) -> None:
