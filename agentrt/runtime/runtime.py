@@ -108,6 +108,7 @@ class Runtime:
         self._names: Sequence[str] = model_names
         self._progress: Progress = _unread
         self.has_engine = False
+        self._starting = asyncio.Lock()
         self._frontend: asyncio.Task[Frontend] | None = None
         self.toolbox = Toolbox(tools)
         # A deadline may outlive this process, so it must be a time of the journal's clock.
@@ -164,8 +165,13 @@ class Runtime:
             raise
 
     async def _start_engine(self) -> None:
-        await self.executor.start(self._progress)
-        self.has_engine = True
+        """Start the engine if it has not been started. Concurrent callers wait for the same
+        start.
+        """
+        async with self._starting:
+            if not self.has_engine:
+                await self.executor.start(self._progress)
+                self.has_engine = True
 
     async def close(self) -> None:
         """Cancel all programs and calls, then stop the engine. Idempotent."""
@@ -187,6 +193,7 @@ class Runtime:
             await self.events.close()
             await self._close_frontend()
             await self.executor.close()
+            self.has_engine = False
         finally:
             self._updates.close()
             tracking.uninstall(asyncio.get_running_loop())
@@ -208,8 +215,7 @@ class Runtime:
             raise
 
     async def _open_frontend(self) -> Frontend:
-        if not self.has_engine:
-            await self._start_engine()
+        await self._start_engine()
         return await open_frontend(self.executor, self._names, reminders=self._reminders)
 
     @property
@@ -271,8 +277,7 @@ class Runtime:
         is recorded for a resume. If the calling task is cancelled while the engines load the
         weights, they load them to the end, and `CancelledError` is raised then.
         """
-        if not self.has_engine:
-            await self._start_engine()
+        await self._start_engine()
         try:
             return await self._updates.update(
                 weights,

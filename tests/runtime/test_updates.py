@@ -12,6 +12,7 @@ import pytest_asyncio
 
 from agentrt import Context, Runtime, program
 from agentrt.errors import ConfigError, EngineError, StaleWeightsError
+from agentrt.executors.base import Progress
 from agentrt.executors.weights import Weights
 from agentrt.journal import Journal
 from agentrt.journal.store import SQLiteStore
@@ -104,6 +105,29 @@ async def test_versions_count_up(runtime: Runtime) -> None:
     executor = runtime.executor
     assert isinstance(executor, Trained)
     assert [*map(Path, executor.folders)] == [Path.cwd() / name for name in "abd"]
+
+
+async def test_an_update_and_a_call_before_the_start_start_the_engine_once() -> None:
+    class Starting(Trained):
+        starts = 0
+
+        async def start(self, progress: Progress) -> None:
+            self.starts += 1
+            await super().start(progress)
+            await turns()
+
+    gate.set()
+    executor = Starting()
+    runtime = Runtime(executor)
+    await runtime.open(with_engine=False)
+    try:
+        run = runtime.start(waits, "a")
+        updates = asyncio.gather(runtime.update_weights("v1"), runtime.update_weights("v2"))
+        assert await run.wait() == "yes"
+        assert await updates == [1, 2]
+    finally:
+        await runtime.close()
+    assert executor.starts == 1
 
 
 async def test_programs_go_on_without_a_bound(runtime: Runtime) -> None:
