@@ -108,6 +108,8 @@ class Run:
     """What happens to a program after it was cancelled because its weights are too old: it ends
     with an error, or it runs again. None for all other programs.
     """
+    stale_cancels: int = field(default=0, repr=False)
+    """How often updates of the weights have cancelled the code that runs now."""
     streams: WeakSet[AsyncGenerator[Any, None]] = field(default_factory=WeakSet, repr=False)
     """The streams of calls that the program's code has opened. When the code has ended, the runtime
     closes the streams that are still open.

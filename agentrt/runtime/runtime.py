@@ -418,9 +418,14 @@ class Runtime:
             run.result = await program(Context(run.id, run.type, emitter), input)
         except asyncio.CancelledError:
             task = asyncio.current_task()
-            if run.stale != "restart" or task is None or task.uncancel():
+            if run.stale != "restart" or task is None:
+                raise
+            for _ in range(run.stale_cancels):
+                task.uncancel()
+            if task.cancelling():
                 raise  # it was also cancelled for another reason
-            run.stale = None
+            # From here on, no update waits for this program or cancels it, until it begins again.
+            run.stale, run.stale_cancels, run.weights_version = None, 0, None
             await self._end_work(run, program)
             if run.tokens is not None:
                 run.tokens.clear()

@@ -161,13 +161,21 @@ class _Bound:
         return self._updates.stale_runs(self._version, self._most)
 
     async def wait(self) -> None:
-        """Wait until no program is too stale, if the update has to wait for such programs."""
-        while self._on_stale == "wait" and (stale := self._stale()):
-            await asyncio.wait([run.task for run in stale if run.task is not None])
+        """Wait until no program is too stale, if the update has to wait for such programs. Programs
+        that an earlier update has cancelled do not count: they may begin again only after this
+        update.
+        """
+        while self._on_stale == "wait":
+            tasks = [run.task for run in self._stale() if run.task is not None and not run.stale]
+            if not tasks:
+                return
+            await asyncio.wait(tasks)
 
     def end_stale(self) -> None:
         """End the programs that are too stale now, or let them run again."""
         if self._on_stale != "wait":
             for run in self._stale():
-                run.stale = self._on_stale
+                if run.stale != "end":  # else an earlier update has ended the program
+                    run.stale = self._on_stale
+                run.stale_cancels += 1
                 run.cancel()

@@ -124,7 +124,7 @@ async def test_an_update_and_a_call_before_the_start_start_the_engine_once() -> 
         run = runtime.start(waits, "a")
         updates = asyncio.gather(runtime.update_weights("v1"), runtime.update_weights("v2"))
         assert await run.wait() == "yes"
-        assert await updates == [1, 2]
+        assert [*await updates] == [1, 2]
     finally:
         await runtime.close()
     assert executor.starts == 1
@@ -260,6 +260,42 @@ async def test_programs_that_are_too_stale_run_again(runtime: Runtime) -> None:
     executor = runtime.executor
     assert isinstance(executor, Trained)
     assert len(executor.calls) == 2
+
+
+@pytest.mark.parametrize("where", ["its own code", "a task", "nowhere"])
+@pytest.mark.parametrize("turns_between", range(6))
+async def test_updates_right_after_each_other_let_a_program_run_again(
+    runtime: Runtime, where: str, turns_between: int
+) -> None:
+    """The next update finds the program while it cleans up, or while it waits to begin again."""
+
+    async def waits_in(place: str) -> None:
+        try:
+            await gate.wait()
+        finally:
+            if where == place:
+                await turns()
+
+    @program
+    async def slow_to_end(ctx: Context, name: str) -> str:
+        begun.append(name)
+        task = asyncio.create_task(waits_in("a task"))
+        await waits_in("its own code")
+        await task
+        return (await ctx.llm("go on?")).text
+
+    run = runtime.start(slow_to_end, "again", tokens=True)
+    await settled(1)
+    for number in range(1, 4):
+        await runtime.update_weights(f"v{number}", max_staleness=0, on_stale="restart")
+        for _ in range(turns_between):
+            await asyncio.sleep(0)
+    waiting = asyncio.create_task(runtime.update_weights("v4", max_staleness=0))
+    await turns()
+    gate.set()
+    assert await run.wait() == "yes"
+    assert await waiting == 4
+    assert versions(run)[0] in (3, 4)
 
 
 async def test_a_program_that_is_cancelled_does_not_run_again(runtime: Runtime) -> None:
