@@ -157,7 +157,8 @@ class TokenLog:
         start = len(sequence.ids)
         sequence.ids.extend(call.written)
         end = len(sequence.ids)
-        sequence.spans.append(_Span(call.key, start, end, call.logprobs, call.versions))
+        if call.written:  # a call that the engine refused wrote nothing
+            sequence.spans.append(_Span(call.key, start, end, call.logprobs, call.versions))
         sequence.ends.append((end, call.key))
         self._places[call.key] = sequence, end
 

@@ -17,7 +17,9 @@ import pytest
 
 from agentrt import Context, Runtime, program, tool
 from agentrt.batch import RecordedTokens, Result, TokenSequence, batch, read_tokens
+from agentrt.contexts import json_schema
 from agentrt.engines import EngineOptions, VLLMEngine
+from agentrt.errors import CallRejectedError
 from agentrt.executors.vllm.default_model import embedded_model
 from agentrt.runtime.events import Event, NodeEnded
 from tests.doubles.tinymodel import tiny_model
@@ -142,6 +144,23 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> str:
 async def test_turns_choices_schemas_tools_and_forks(tiny: str) -> None:
     made = batch(agent, INPUTS, executor=engine_of(tiny), tokens=True)
     check(tiny, [each async for each in made])
+
+
+async def test_a_call_that_the_engine_refuses_makes_no_sequence(tiny: str) -> None:
+    """The engine core cannot compile this constraint, and ends the call without a token."""
+    pattern = json_schema({"type": "string", "pattern": "a{1,5000}b{1,5000}(c|d){1,9000}"})
+
+    @program
+    async def refused(ctx: Context, question: str) -> None:
+        context = await ctx.context(question)
+        with pytest.raises(CallRejectedError):
+            await context.generate(max_tokens=8, constrain=pattern)
+
+    made = batch(refused, ["Why?"], executor=engine_of(tiny), tokens=True)
+    [result] = [each async for each in made]
+    assert (result.state, result.error) == ("done", None)
+    assert result.recorded is not None
+    assert (result.recorded.complete, result.recorded.sequences) == (True, ())
 
 
 async def test_preempted_calls(tiny: str) -> None:
