@@ -178,11 +178,17 @@ class GroupStream:
         if enough is not None:
             count = min(count, enough - self.counts.taken)
         try:
-            while len(taken) < count and (made := await self._next()) is not None:
-                taken.append(made)
-                self._held -= 1
-                self._taking += 1
-                self._room.set()
+            while len(taken) < count:
+                made = await self._next()
+                if made is not None:
+                    taken.append(made)
+                    self._held -= 1
+                    self._taking += 1
+                    self._room.set()
+                if made is None or len(taken) == count:
+                    taken, before = self._repeat_old(taken), taken
+                    if made is None and len(taken) == len(before):
+                        break
             if self.counts.taken + len(taken) == enough:
                 await self._stop()
         except BaseException:
@@ -420,6 +426,21 @@ class GroupStream:
             return
         self._ready.append((opened, group))
         self._changed.set()
+
+    def _repeat_old(self, taken: list[tuple[_Open, Group]]) -> list[tuple[_Open, Group]]:
+        """Run groups again that have become too old while `take` waited for further groups. Return
+        the other groups.
+        """
+        current: list[tuple[_Open, Group]] = []
+        for opened, group in taken:
+            if self._is_too_old(group):
+                self.counts.too_old += 1
+                self._held += 1
+                self._taking -= 1
+                self._repeat(opened)
+            else:
+                current.append((opened, group))
+        return current
 
     def _is_too_old(self, group: Group) -> bool:
         oldest, bound = group.oldest_version(), self._settings.max_staleness

@@ -34,6 +34,7 @@ class Script:
 
     plans: dict[str, list[str]] = field(default_factory=dict)
     begun: Counter[str] = field(default_factory=Counter)
+    release: asyncio.Event = field(default_factory=asyncio.Event)
     live: int = 0
     most_live: int = 0
     equal: bool = False
@@ -47,7 +48,7 @@ class Script:
             reply = await ctx.llm(f"{question}{number}")
             plan = [*self.plans.get(question, ()), *[ENDS] * (number + 1)][number]
             if plan == WAITS:
-                await asyncio.Event().wait()
+                await self.release.wait()
             if plan == FAILS:
                 raise ValueError("out of ideas")
             if plan != FORGETS:
@@ -388,6 +389,25 @@ async def test_groups_that_are_too_old_are_made_again(bound: int | None, repeate
         assert group.attempt == (2 if repeated else 1)
         numbers = [rollout.sample for rollout in group.rollouts]
         assert numbers == ([2, 3] if repeated else [0, 1])
+
+
+@pytest.mark.parametrize("count", [2, 3])
+async def test_groups_that_become_too_old_while_others_are_awaited(count: int) -> None:
+    script = Script({"b": [WAITS] * 2})
+    async with Runtime(engine()) as runtime:
+        stream = stream_of(
+            script, ["a", "b"], samples=2, executor=None, runtime=runtime, max_staleness=1
+        )
+        async with stream:
+            taking = asyncio.create_task(stream.take(count))
+            while stream.counts.ended < 2:
+                await asyncio.sleep(0)
+            for _ in range(2):
+                await runtime.update_weights("new")
+            script.release.set()
+            taken = await taking
+    assert sorted((group.id, group.oldest_version()) for group in taken) == [("1", 2), ("2", 2)]
+    assert (stream.counts.begun, stream.counts.taken) == (2, 2)
 
 
 # -- the end ---------------------------------------------------------------------------------
