@@ -247,9 +247,11 @@ class LiveEmitter:
         try:  # the call must end in the registry even if the task is cancelled a second time
             report = await self.services.executor.aborted(call.call_id)
         finally:
-            if recorder is not None and (isinstance(error, GeneratorExit) or read is not None):
-                recorder.closed(report, read)
-            self.registry.end_call(self.run, scope, node, report, cancelled=True)
+            try:
+                if recorder is not None and (isinstance(error, GeneratorExit) or read is not None):
+                    await recorder.closed(report, read)
+            finally:
+                self.registry.end_call(self.run, scope, node, report, cancelled=True)
 
     # -- outside the engine ------------------------------------------------------------
 
@@ -555,12 +557,10 @@ class _CallRecorder:
             self._logprobs += chunk.logprobs
             return
         logprobs = [position[0][1] for position in reply.token_logprobs]
-        if (call := self._add(reply.token_ids, logprobs, reply.report)) is not None:
-            if self._log.keep is not None:
-                await self._log.keep(call)
+        if (call := await self._add(reply.token_ids, logprobs, reply.report)) is not None:
             chunk.reply = dataclasses.replace(reply, tokens=(call,))
 
-    def closed(self, report: CallReport, read: int | None = None) -> None:
+    async def closed(self, report: CallReport, read: int | None = None) -> None:
         """Add the pieces that the program had read when it closed the stream. ``report`` is the
         report of the call. If not all pieces of the call had been read, ``read`` is the number of
         tokens that had been read.
@@ -568,9 +568,9 @@ class _CallRecorder:
         ids, logprobs = self._ids[:read], self._logprobs[:read]
         if not ids:
             return
-        self._add(ids, logprobs, report)
+        await self._add(ids, logprobs, report)
 
-    def _add(
+    async def _add(
         self, written: Sequence[int], logprobs: Sequence[float], report: CallReport
     ) -> CallTokens | None:
         # An empty report does not say which weights wrote the tokens. If the weights have never
@@ -584,6 +584,8 @@ class _CallRecorder:
         if self._in_journal:
             # The journal also records the calls of a stream that the program closes later.
             self._log.streamed.setdefault(node_of_key(key), []).append(call)
+        if self._log.keep is not None:  # a cancellation must not lose tokens that are in the log
+            await tracking.to_its_end(self._log.keep(call))
         return call
 
 

@@ -9,9 +9,10 @@ Each token that the model wrote is marked in exactly one sequence.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import count, islice
+from typing import Any
 
 from agentrt.request.common import common_length
 from agentrt.request.tokens import CallTokens, pack, unpack
@@ -80,7 +81,7 @@ class TokenLog:
 
     def __init__(self) -> None:
         self.complete = True
-        self.keep: Callable[[CallTokens], Awaitable[None]] | None = None
+        self.keep: Callable[[CallTokens], Coroutine[Any, Any, None]] | None = None
         self.task: Callable[[], str] = lambda: ""
         self._earlier: set[str] = set()
         self.streamed: dict[str, list[CallTokens]] = {}

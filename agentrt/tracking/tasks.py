@@ -93,10 +93,13 @@ async def generators_closed(owner: object) -> None:
     If the closing of a generator were cancelled before it began, Python would close the generators
     inside of this generator in an arbitrary order, and several times.
     """
-    family = family_of(owner)
-    closing = [task for task in family if not task.done() and closes_generator(task)]
-    if closing:
-        await asyncio.wait(closing, timeout=_CLOSING_S)
+    family, loop = family_of(owner), asyncio.get_running_loop()
+    deadline = loop.time() + _CLOSING_S
+    # A generator that is closed may drop further generators, so look again.
+    while closing := [task for task in family if not task.done() and closes_generator(task)]:
+        if (left := deadline - loop.time()) <= 0:
+            return
+        await asyncio.wait(closing, timeout=left)
 
 
 def is_alone(owner: object) -> bool:

@@ -8,17 +8,19 @@ import sys
 from collections.abc import Iterable
 from contextlib import aclosing
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import pyarrow.ipc
 import pyarrow.parquet
 import pytest
+from langgraph.graph import START, StateGraph
 
 from agentrt import Context, program, tool
 from agentrt.batch import RecordedTokens, Result, batch, read_results, read_tokens, score
 from agentrt.errors import UsageError
 from agentrt.executors.info import ExecutorInfo
 from agentrt.executors.weights import Weights
+from agentrt.integrations.langchain import ChatAgentRT
 from agentrt.program import Program
 from agentrt.request import Call
 from tests.batch.conftest import Records, lines
@@ -70,9 +72,7 @@ async def everything(ctx: Context, question: str) -> str:
     return f"{first.text}{answer}{state['text']}"
 
 
-async def recorded(
-    inputs: Iterable[Any], code: Program = everything, **options: Any
-) -> list[Result]:
+async def recorded(inputs: Iterable[Any], code: Any = everything, **options: Any) -> list[Result]:
     options.setdefault("executor", LettersEngine(says))
     return [each async for each in batch(code, inputs, **options)]
 
@@ -170,6 +170,56 @@ async def test_a_stream_that_is_closed_at_its_last_piece_keeps_its_tokens(tmp_pa
     assert result.recorded.complete
     assert _unordered(result.recorded) == _unordered(whole.recorded)
     assert min(sum(each.mask) for each in whole.recorded.sequences) == 3
+
+
+class Asking(TypedDict, total=False):
+    question: str
+    beginning: str
+    answer: str
+
+
+@pytest.mark.parametrize("stream", ["stream", "astream"])
+async def test_a_graph_that_closes_a_stream_keeps_its_tokens(stream: str, tmp_path: Path) -> None:
+    model = ChatAgentRT()
+
+    async def begins(state: Asking) -> Asking:
+        async for piece in model.astream(state["question"]):
+            if str(piece.content):
+                return {"beginning": str(piece.content)}
+        raise AssertionError("the model has said nothing")
+
+    def begins_in_a_thread(state: Asking) -> Asking:
+        piece = next(model.stream(state["question"]))
+        return {"beginning": str(piece.content)}
+
+    async def goes_on(state: Asking) -> Asking:
+        return {"answer": str((await model.ainvoke(f"{state['beginning']}?")).content)}
+
+    graph = StateGraph(Asking)
+    graph.add_node("begins", begins if stream == "astream" else begins_in_a_thread)
+    graph.add_node("goes on", goes_on)
+    graph.add_edge(START, "begins")
+    graph.add_edge("begins", "goes on")
+    compiled, inputs = graph.compile(), [{"question": "why?"}]
+
+    def says_much(prompt: str, call: Call) -> str:
+        if len(engine.calls) == 2:
+            first.cancel()
+        return "words " * 200
+
+    engine, out = LettersEngine(says_much), tmp_path / "r.jsonl"
+    options: dict[str, Any] = {"tokens": True, "out": out, "executor": engine}
+    first = asyncio.create_task(recorded(inputs, compiled, **options))
+    with pytest.raises(asyncio.CancelledError):
+        await first
+    [result] = await recorded(inputs, compiled, **options)
+    assert result.recorded is not None
+    assert result.recorded.complete
+    check(result.recorded)
+    closed, ended = result.recorded.sequences
+    assert text_of(closed.token_ids).startswith("<user: why?><assistant: w")
+    assert closed.token_ids[-1] != END
+    assert ended.token_ids[-1] == END
 
 
 class Updated(LettersEngine):

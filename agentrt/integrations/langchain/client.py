@@ -29,7 +29,9 @@ from agentrt.integrations.langchain.calls import (
     beating,
     caller_in,
 )
+from agentrt.request import NO_LIMIT
 from agentrt.runtime import Runtime
+from agentrt.runtime.emitter import RunCaller
 from agentrt.tracking.current import running_loop
 from agentrt.tracking.scope import Scope
 
@@ -122,7 +124,8 @@ class RuntimeClient:
         """
         loop = self._loop_for_threads()
         box: queue.SimpleQueue[Answer | None] = queue.SimpleQueue()
-        job = LoopJob(loop, lambda: self._stream(request, terms, box.put))
+        callers: list[RunCaller] = []
+        job = LoopJob(loop, lambda: self._stream(request, terms, box.put, callers))
         # Also if the work never begins, for example because its loop is closed.
         job.outcome.add_done_callback(lambda outcome: box.put(None))
         try:
@@ -130,6 +133,9 @@ class RuntimeClient:
             while (piece := box.get()) is not None:
                 yield piece
             job.wait()
+        except GeneratorExit:
+            _note_closed(callers)
+            raise
         finally:
             job.stop()
 
@@ -144,13 +150,17 @@ class RuntimeClient:
             with suppress(RuntimeError):  # the caller's loop is closed, so nobody reads
                 here.call_soon_threadsafe(box.put_nowait, piece)
 
-        job = LoopJob(self._home(), lambda: self._stream(request, terms, put))
+        callers: list[RunCaller] = []
+        job = LoopJob(self._home(), lambda: self._stream(request, terms, put, callers))
         job.outcome.add_done_callback(lambda outcome: put(None))
         try:
             job.start()
             while (piece := await box.get()) is not None:
                 yield piece
             await job.wait_async()
+        except GeneratorExit:
+            _note_closed(callers)
+            raise
         finally:
             await job.stop_async()
 
@@ -219,9 +229,17 @@ class RuntimeClient:
                 answer = await emitter.chat(request, caller)
                 return {**answer, ACCOUNT: account_of(caller.replies)}
 
-    async def _stream(self, request: Request, terms: Terms, put: Callable[[Answer], None]) -> None:
+    async def _stream(
+        self,
+        request: Request,
+        terms: Terms,
+        put: Callable[[Answer], None],
+        callers: list[RunCaller],
+    ) -> None:
+        """Call ``put`` with each piece of the answer. The caller is added to ``callers``."""
         async with self._under(terms) as runtime:
             with caller_in(runtime, terms.scope) as (emitter, caller):
+                callers.append(caller)
                 async with aclosing(emitter.chat_stream(request, caller)) as pieces:
                     async for piece in pieces:
                         put(piece)
@@ -312,3 +330,11 @@ def _tell(message: str) -> None:
     """Print a message about the engine's start, if stderr is a terminal."""
     if sys.stderr.isatty():
         sys.stderr.write(f"agentrt: {message}\n")
+
+
+def _note_closed(callers: list[RunCaller]) -> None:
+    """Note that the reader of a stream has closed it. All pieces that have arrived count as read,
+    because it is not known how many tokens a piece of a chat has.
+    """
+    for caller in callers:
+        caller.closed(NO_LIMIT)
