@@ -71,11 +71,11 @@ async def update_engines(
     if not engines:
         raise EngineDiedError(_NONE_LEFT)
     old = engines[0].weights
-    marks, engines = await _survivors(engines, lambda each: each.check_weights(folder))
+    marks, engines = await survivors(engines, lambda each: each.check_weights(folder))
     new = Weights(version, folder, marks[0])
     pausing = [each for each in engines if not each.paused]
     try:
-        _, still = await _survivors(pausing, lambda each: each.pause_generation(mode), least=0)
+        _, still = await survivors(pausing, lambda each: each.pause_generation(mode), least=0)
         engines = [each for each in engines if each in still or each not in pausing]
         if not engines:
             raise EngineDiedError(_NONE_LEFT)
@@ -110,7 +110,7 @@ async def _resume(engines: Sequence[Updated]) -> None:
             await each.resume_generation()
 
 
-async def _survivors(
+async def survivors(
     engines: Sequence[Updated], work: Callable[[Updated], Awaitable[T]], least: int = 1
 ) -> tuple[list[T], list[Updated]]:
     """Return the results of ``work`` for the engines that did not die, and these engines.

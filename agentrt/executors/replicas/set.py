@@ -38,7 +38,7 @@ from agentrt.executors.replicas.replica import (
 )
 from agentrt.executors.replicas.routing import Routing
 from agentrt.executors.replicas.supervisor import Health, Supervisor
-from agentrt.executors.weights import Weights, update_engines
+from agentrt.executors.weights import Weights, survivors, update_engines
 from agentrt.request import Call, CallReport, Reply
 from agentrt.request.weights import PauseMode, check_mode
 from agentrt.router import Router
@@ -349,7 +349,8 @@ class ReplicaSet(Executor):
                     await engine.resume_generation()
 
     async def check_weights(self, folder: str) -> str:
-        marks = [await engine.check_weights(folder) for engine in self._reached()]
+        reached = self._reached()
+        marks, _ = await survivors(reached, lambda engine: engine.check_weights(folder), least=0)
         return marks[0] if marks else mark_of(folder)
 
     async def update_weights(

@@ -129,6 +129,15 @@ async def test_a_replica_that_dies_in_an_update_comes_back_with_the_new_weights(
     assert replicas.replicas[1].deaths == 1
 
 
+async def test_a_replica_that_dies_in_the_check_before_an_update(opened: Open) -> None:
+    replicas = await opened(Troupe([Trained(dies_in="check")], []))
+    assert await replicas.check_weights("new") == "mark"
+    await replicas.update_weights("new", 1)
+    await replicas.settled()
+    assert versions(replicas) == [1, 1]
+    assert replicas.replicas[0].deaths == 1
+
+
 async def test_a_replica_that_dies_later_comes_back_with_the_new_weights(opened: Open) -> None:
     replicas = await opened(Troupe([Trained(dies_after=0)]))
     await replicas.update_weights("new", 1)
