@@ -11,6 +11,7 @@ import os
 from collections.abc import Mapping
 from typing import Any, Literal, get_args
 
+from agentrt import tracking
 from agentrt.errors import ConfigError
 from agentrt.executors.base import Executor
 from agentrt.executors.checkpoints import TensorStore
@@ -118,13 +119,15 @@ class WeightUpdates:
 
     def stale_runs(self, version: int, max_staleness: int) -> list[Run]:
         """Return the runs that are too stale for weights of ``version``. Runs of client programs,
-        runs whose code has not begun, and the run whose main task calls this method are left out.
+        runs whose code has not begun, and the run whose code calls this method are left out.
         """
-        me = asyncio.current_task()
+        scope = tracking.current_scope()
+        caller = None if scope is None else scope.owner
         return [
             run
             for run in self._runs.values()
-            if run.task not in (None, me)
+            if run.task is not None
+            and run is not caller
             and run.weights_version is not None
             and version - run.weights_version > max_staleness
         ]

@@ -160,6 +160,24 @@ async def test_an_update_waits_for_programs_that_would_be_too_stale(runtime: Run
     assert versions(old, young, other) == [0, 1, 1]
 
 
+@pytest.mark.parametrize("on_stale", ["wait", "end", "restart"])
+async def test_a_program_that_updates_the_weights_in_another_task(
+    runtime: Runtime, on_stale: OnStale
+) -> None:
+    """`asyncio.wait_for` makes a task, and so may the program itself. It does not wait for itself,
+    and is neither ended nor begun again.
+    """
+
+    @program
+    async def trains(ctx: Context, name: str) -> int:
+        begun.append(name)
+        update = runtime.update_weights("v1", max_staleness=0, on_stale=on_stale)
+        return await asyncio.create_task(update)
+
+    assert await asyncio.wait_for(runtime.start(trains, "a").wait(), 60) == 1
+    assert begun == ["a"]
+
+
 async def test_no_staleness_at_all(runtime: Runtime) -> None:
     """Programs that start while the update waits begin with the new weights."""
     old = runtime.start(waits, "old")
