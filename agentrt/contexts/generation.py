@@ -120,6 +120,8 @@ class _Output:
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     text: str = ""
     replies: list[Reply] = field(default_factory=list)
+    starts: list[int] = field(default_factory=list)
+    """The number of tokens before each call."""
     finish_reason: Literal["stop", "length"] | None = None
     _shown: tuple[int, int] = (0, 0)
 
@@ -143,6 +145,7 @@ class _Output:
 
     def _next(self, most: int, **changes: Any) -> CallSpec:
         spec = self.spec
+        self.starts.append(len(self.ids))
         # With the same seed in each call, each token would be drawn with the same random number.
         seed = None if spec.seed is None else spec.seed + len(self.ids)
         return replace(
@@ -205,19 +208,28 @@ class _Output:
             finish_reason=self.finish_reason or "stop",
             token_ids=tuple(self.ids),
             token_logprobs=tuple(self.logprobs[: len(self.ids)]) if has_logprobs else (),
-            report=_together([reply.report for reply in self.replies]),
+            report=_together([reply.report for reply in self.replies], self.starts),
             tokens=tuple(tokens for reply in self.replies for tokens in reply.tokens),
         )
         return SteeredPiece(text, reply=reply)
 
 
-def _together(reports: Sequence[CallReport]) -> CallReport:
+def _together(reports: Sequence[CallReport], starts: Sequence[int]) -> CallReport:
     """Return one report for successive calls. It has the sums of their token counts, preemptions,
-    seconds and steps, the first call's ``arrived_step``, and all other values of the last call.
+    seconds and steps, the versions of the weights for the tokens of all calls, the first call's
+    ``arrived_step``, and all other values of the last call. ``starts`` has the number of tokens
+    before each call.
     """
     if not reports:
         return CallReport()
     usage = sum(reports, Usage())
+    versions: list[tuple[int, int]] = []
+    for start, report in zip(starts, reports, strict=False):
+        for index, version in report.versions or ((0, 0),):
+            if not versions:
+                versions.append((0, version))  # tokens that were forced before count to the first
+            elif version != versions[-1][1]:
+                versions.append((start + index, version))
     return replace(
         reports[-1],
         **{each.name: getattr(usage, each.name) for each in fields(Usage)},
@@ -225,6 +237,7 @@ def _together(reports: Sequence[CallReport]) -> CallReport:
         waiting_s=sum(report.waiting_s for report in reports),
         steps=sum(report.steps for report in reports),
         arrived_step=reports[0].arrived_step,
+        versions=() if versions == [(0, 0)] else versions,
     )
 
 

@@ -151,8 +151,9 @@ class LiveEmitter:
         """Make a call and yield its chunks. The caller must read them outside the scope of any
         program (`tracking.outside`).
 
-        The reply is added to the replies of ``caller``. ``client`` is set for a call of a client
-        program. A call with ``probes`` only reads log probabilities; its output is not used.
+        The reply is added to the replies of ``caller``. ``client`` is set for a call that no task
+        of the run makes. A call with ``probes`` only reads log probabilities; its output is not
+        used.
         """
         over, loop = False, asyncio.get_running_loop()
         recorder = None

@@ -295,7 +295,8 @@ class Runtime:
         """Pause all engines, and return when no call runs. New calls wait until
         `resume_generation`. ``mode`` says what happens to calls in the engines: with ``keep`` they
         stop until generation is resumed, with ``wait`` they end before the pause, and with
-        ``abort`` they begin again after the pause. Pauses and updates run one after another.
+        ``abort`` they begin again after the pause, except calls whose output was read in part,
+        which stop and continue as with ``keep``. Pauses and updates run one after another.
         """
         await self._updates.pause(mode)
 

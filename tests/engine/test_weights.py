@@ -22,6 +22,7 @@ import pytest_asyncio
 
 from agentrt import Context, Runtime, program
 from agentrt.batch import RecordedTokens, Result, batch, read_tokens
+from agentrt.contexts import END
 from agentrt.engines import EngineOptions, ReplicaSet, VLLMEngine
 from agentrt.errors import EngineError, WeightsError
 from agentrt.executors.base import Executor, last_reply
@@ -457,6 +458,41 @@ async def test_streams_that_programs_leave_open_at_their_end(
         assert result.recorded is not None
         assert result.recorded.complete
         assert [*furthest(result.recorded, here.of)] == [runtime.weights_version]
+
+
+class Letters:
+    """An automaton of twelve tokens. Its states are not hashable, so that each token is a call."""
+
+    start: Any = (0, [])
+
+    def allowed(self, state: Any) -> list[int]:
+        return [*range(100, 140)] if state[0] < 12 else [END]
+
+    def advance(self, state: Any, token: int) -> Any:
+        return state[0] + 1, []
+
+
+async def test_a_generation_of_several_calls_during_which_the_weights_change(
+    runtime: Runtime, models: list[str]
+) -> None:
+    @program
+    async def steers(ctx: Context, question: str) -> tuple[list[list[int]], int]:
+        context = await ctx.context(question)
+        before = len(context)
+        reading = context.generate(max_tokens=20, temperature=1.0, constrain=Letters())
+        await anext(reading)
+        written = len(context) - before
+        await here.other()
+        async for _ in reading:
+            pass
+        return [[*pair] for pair in reading.completion.report.versions], written
+
+    here = served(runtime, models)
+    old = runtime.weights_version
+    versions, written = await runtime.start(steers, INPUTS[0]).wait()
+    assert [version for _, version in versions] == [old, old + 1]
+    assert versions[0][0] == 0
+    assert versions[1][0] == written
 
 
 async def test_calls_that_end_at_a_stop_string(runtime: Runtime, models: list[str]) -> None:
