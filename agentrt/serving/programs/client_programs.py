@@ -157,6 +157,20 @@ class RequestEntry:
         """Make later calls of the request depend on the call in ``scope``, which has ended."""
         self.after.join(scope.frontier)
 
+    def ends(self, replies: int) -> Sequence[Scope]:
+        """Return the scope in which each of the request's ``replies`` has ended, or a single scope
+        if there is no reply. The list is empty if the request has made no call.
+
+        If the request has made more calls than it has replies, for example because the server has
+        run tools between its calls, each reply depends on all of these calls.
+        """
+        if len(self.scopes) <= max(1, replies):
+            return self.scopes
+        for scope in self.scopes:
+            self.ended(scope)
+        end = Scope(self.program.run, self.scopes[0].path, self.after.fork())
+        return [end] * max(1, replies)
+
 
 @dataclass(slots=True)
 class _TenantPrograms:
@@ -262,17 +276,18 @@ class ClientPrograms:
             program.frontier.join(scope.frontier)
         if program.branches:
             program.join_branch(entry)
+        ends = entry.ends(len(replies))
         if entry.call is not None:
-            nodes = (scope.frontier.ids for scope in entry.scopes)
+            nodes = (scope.frontier.ids for scope in ends)
             program.ends[entry.call] = tuple(sorted(set(joined.from_iterable(nodes))))
-        elif tools and entry.scopes:
-            self._begin_gap(program, entry.scopes[0], tools)
-        if entry.hashes and entry.scopes:
-            self._leave_end(own, program, entry.hashes[-1], entry.scopes[0])
-        if summary is not None and entry.scopes:
-            self._leave_end(own, program, summary, entry.scopes[0])
+        elif tools and ends:
+            self._begin_gap(program, ends[0], tools)
+        if entry.hashes and ends:
+            self._leave_end(own, program, entry.hashes[-1], ends[0])
+        if summary is not None and ends:
+            self._leave_end(own, program, summary, ends[0])
         # The first reply is stored last, so that it replaces equal replies: its tools are running.
-        for at, scope in reversed(list(zip(replies, entry.scopes, strict=False))):
+        for at, scope in reversed(list(zip(replies, ends, strict=False))):
             self._leave_end(own, program, at, scope)
         if not program.open:
             self._rest(own, program, is_cut=is_cut)

@@ -129,7 +129,8 @@ async def test_the_next_turn_begins_with_the_prompt_of_this_one(stream: bool) ->
         chat = [HI, {"role": "assistant", "content": answer["content"]}, HI]
         await ask(local, stream=stream, messages=chat)
         assert prompt_of(local).startswith(before)
-        assert len(local.programs()) == 1
+        [run] = local.runtime.runs.values()
+        assert shape_of(run) == [("call", ()), ("find", (0,)), ("call", (1,)), ("call", (2,))]
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -142,6 +143,9 @@ async def test_calls_of_the_client_s_own_tools_go_to_the_client(stream: bool) ->
         kinds = [block["type"] for block in answer["content"]]
         assert kinds == ["server_tool_use", "web_search_tool_result", "tool_use"]
         assert answer["stop_reason"] == "tool_use"
+        [run] = local.runtime.runs.values()
+        nodes = [("call", ()), ("find", (0,)), ("call", (1,)), ("get_weather", (2,))]
+        assert shape_of(run) == nodes
 
 
 @pytest.mark.parametrize("stream", [False, True])
