@@ -151,10 +151,14 @@ class RequestCaller(Caller):
                 call.task.cancel()
         self._deadline = asyncio.get_running_loop().call_later(_LATER_S, self.call_off, error)
 
-    async def close(self) -> None:
-        """Abort the calls that were not read to their end, and wait until they have ended."""
+    def end_deadline(self) -> None:
+        """Stop the timer of the deadline, because the request makes no further calls."""
         if self._deadline is not None:
             self._deadline.cancel()
+
+    async def close(self) -> None:
+        """Abort the calls that were not read to their end, and wait until they have ended."""
+        self.end_deadline()
         for call, made in tuple(self._open.items()):
             if call.task is not None:
                 call.task.cancel()

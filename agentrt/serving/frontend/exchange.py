@@ -454,6 +454,7 @@ class Exchange:
 
         def ended(done: asyncio.Task[Any]) -> None:
             self.server.under_way.discard(done)
+            self._caller.end_deadline()
             kept = self.store.get(self.tenant, self._answer.id)
             response = None if kept is None else kept.objects.get("response")
             if response is not None:

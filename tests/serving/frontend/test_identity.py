@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import weakref
 from typing import Any
 
 import pytest
 
 from agentrt.serving.frontend import exchange
+from agentrt.serving.frontend.callers import RequestCaller
 from agentrt.serving.frontend.conversations import CHAT, COMPLETIONS, MESSAGES, RESPONSES
 from tests.serving.local import MODEL, SAYS, Held, LocalServer, open_server
 
@@ -119,6 +122,20 @@ async def test_a_background_response_belongs_to_its_program_until_it_ends() -> N
         assert local.server.tenants.calls("default") == 0
         await local.post(RESPONSES, ask(RESPONSES, "and?", previous_response_id=done["id"]))
         assert [node.parents for node in run.dag.nodes()] == [(), (0,)]
+
+
+async def test_a_deadline_is_forgotten_when_a_background_response_has_ended() -> None:
+    async with open_server(kind=Held) as local:
+        body, hour = ask(RESPONSES, "hello", background=True), {"x-agentrt-deadline": "3600"}
+        await local.client.post(RESPONSES, json=body, headers=hour)
+        await local.engine.began.wait()
+        [run] = local.runtime.runs.values()
+        callers = [each for each in gc.get_objects() if type(each) is RequestCaller]
+        [caller] = [weakref.ref(each) for each in callers if each._entry.program.run is run]
+        callers.clear()
+        local.engine.go.set()
+        await local.until(lambda: not local.server.under_way)
+        await local.until(lambda: gc.collect() >= 0 and caller() is None)
 
 
 async def test_requests_without_calls_make_no_programs() -> None:
