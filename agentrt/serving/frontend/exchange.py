@@ -131,9 +131,12 @@ class Exchange:
         self._order_tools(scope)
         app = self._with_tools(app, scope)
 
+        # A response in the background does not depend on its client's connection.
+        is_background = self.path == RESPONSES and bool(self.fields.get("background"))
+
         async def receive_watched() -> Message:
             message = await receive()
-            caller.is_gone = message["type"] == "http.disconnect"
+            caller.is_gone = message["type"] == "http.disconnect" and not is_background
             return message
 
         later, streams = asyncio.get_running_loop().call_later, self.fields.get("stream") is True

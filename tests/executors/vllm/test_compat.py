@@ -29,6 +29,7 @@ from agentrt.lab.engine.headless import (
 
 pytestmark = pytest.mark.engine
 
+RESPONSES = "entrypoints.openai.responses.serving:OpenAIServingResponses"
 CALLED = {
     "core": {
         "v1.engine.async_llm:AsyncLLM._run_output_handler": "self",
@@ -209,7 +210,15 @@ CALLED = {
             "x cu_num_tokens num_tokens replace_from replace_to"
         ),
     },
-    "held_calls": {
+    "background": {
+        f"{RESPONSES}._run_background_request": "self request *args **kwargs",
+        f"{RESPONSES}._run_background_request_stream": "self request *args **kwargs",
+        f"{RESPONSES}.responses_background_stream_generator": "self response_id starting_after",
+        "entrypoints.serve.exception_handling.error_response:create_error_response": (
+            "message err_type status_code param"
+        ),
+    },
+    "complete_calls": {
         "parser.abstract_parser:DelegatingParser.parse_delta": (
             "self delta_text delta_token_ids request prompt_token_ids finished"
         ),

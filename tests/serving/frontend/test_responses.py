@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+import json
+import re
+from collections.abc import AsyncIterator, Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -161,6 +163,61 @@ async def test_a_response_is_deleted_when_it_has_ended() -> None:
         assert (await local.client.delete(at)).json()["deleted"] is True
         assert (await local.client.get(at)).status_code == 404
         assert (await local.client.delete(f"{RESPONSES}/nothing")).status_code == 404
+
+
+async def name_in(lines: AsyncIterator[str]) -> str:
+    """The id of the response that an answer has, or of the one that a stream begins."""
+    async for line in lines:
+        if found := re.search(r"resp_\w+", line):
+            return found[0]
+    raise AssertionError("the answer has no response")
+
+
+@pytest.mark.parametrize("client", ["polls", "reads", "has left"])
+async def test_a_background_response_fails_with_its_call(client: str) -> None:
+    async with open_server(kind=Held) as local:
+        run = (await local.client.post("/v1/client-runs", json={})).json()["id"]
+        body = ask(RESPONSES, "hello", background=True, stream=client != "polls")
+        headers = {"x-agentrt-run": run}
+        async with local.client.stream("POST", RESPONSES, json=body, headers=headers) as answer:
+            lines = answer.aiter_lines()
+            name = await name_in(lines)
+            await local.engine.began.wait()
+            if client == "has left":
+                await answer.aclose()
+                await local.until(lambda: local.server.under_way)
+            ended = await local.client.delete(f"/v1/client-runs/{run}")
+            assert ended.json()["deleted"] is True
+            if client == "reads":
+                rest = [line async for line in lines if line.startswith("data:")]
+                assert json.loads(rest[-1][5:])["response"]["status"] == "failed"
+        await local.until(lambda: not local.server.under_way)
+        at = f"{RESPONSES}/{name}"
+        failed = (await local.client.get(at)).json()
+        assert failed["status"] == "failed"
+        assert "was ended" in failed["error"]["message"]
+        if client != "polls":
+            events = (await local.client.get(at, params={"stream": True})).text
+            assert "event: response.failed" in events
+        assert (await local.client.delete(at)).json()["deleted"] is True
+
+
+async def test_the_events_of_a_background_response_end() -> None:
+    async with open_server(kind=Held) as local:
+        body = ask(RESPONSES, "hello", background=True, stream=True)
+        async with local.client.stream("POST", RESPONSES, json=body) as answer:
+            lines = answer.aiter_lines()
+            name = await name_in(lines)
+            await local.engine.began.wait()
+            await local.client.post(f"{RESPONSES}/{name}/cancel", json={})
+            assert "response.completed" not in [line async for line in lines]
+        local.engine.go.set()
+        whole = await local.client.post(RESPONSES, json=body)
+        events = [json.loads(line[5:]) for line in whole.text.splitlines() if line[:5] == "data:"]
+        assert events[-1]["type"] == "response.completed"
+        after = {"stream": True, "starting_after": events[-1]["sequence_number"]}
+        at = f"{RESPONSES}/{events[-1]['response']['id']}"
+        assert (await local.client.get(at, params=after)).text == ""
 
 
 async def test_a_background_response_can_be_cancelled() -> None:

@@ -44,6 +44,7 @@ from agentrt.executors.vllm._compat.api_server import (
     make_renderer,
     unmerged_quietly,
 )
+from agentrt.executors.vllm._compat.background import end_in_background
 from agentrt.executors.vllm._compat.chats import (
     RenderedChat,
     beam_outputs,
@@ -242,6 +243,7 @@ class VLLMFrontend(Frontend):
                 app = await make_app(client, args, setup.tasks)
             if reminders:
                 keep_system_messages(app.state)
+            end_in_background(app.state)
             read_cut_off(app.state, client.model_config, renderer.get_tokenizer())
             leave_odd_schemas_out(app.state, setup.vllm_config, renderer.get_tokenizer())
         except (TypeError, ValueError, KeyError, OSError) as error:
