@@ -21,7 +21,7 @@ import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 from uuid import uuid4
 
@@ -84,7 +84,9 @@ This is a context variable, because vLLM's renderer cannot pass the tenant on as
 
 
 class NoProgram(Caller):
-    """A caller without a program: each of its calls on ``executor`` is a program of its own."""
+    """A caller without a program: each of its calls on ``executor`` is a program of its own, which
+    belongs to the tenant of `WORKS_FOR`.
+    """
 
     def __init__(self, executor: Executor) -> None:
         self._executor = executor
@@ -92,7 +94,10 @@ class NoProgram(Caller):
     async def chunks(self, spec: CallSpec, *, stream: bool) -> AsyncGenerator[Chunk, None]:
         """Make a call, and end its program."""
         name = f"lone-{uuid4().hex}"
-        call = Call(Identity(f"{name}/0", name, "lone"), spec)
+        identity = Identity(f"{name}/0", name, "lone")
+        if tenant := WORKS_FOR.get():
+            identity = replace(identity, tenant=tenant)
+        call = Call(identity, spec)
         try:
             async with contextlib.aclosing(self._executor.generate(call, stream=stream)) as chunks:
                 async for chunk in chunks:

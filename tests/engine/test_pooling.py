@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +16,13 @@ import pytest_asyncio
 from agentrt import Context, Runtime, program
 from agentrt.engines import EngineOptions, ReplicaSet, VLLMEngine
 from agentrt.errors import CallRejectedError
+from agentrt.executors.base import Chunk, Executor
 from agentrt.executors.chat_api import Frontend
 from agentrt.executors.replicas import Backoff
 from agentrt.executors.vllm.entrypoints.models import open_frontend
+from agentrt.request import Call
 from agentrt.router import make_router
+from agentrt.serving.tenants import Limits
 from tests.doubles.tinymodel import tiny_model
 from tests.engine.lent import Lent
 from tests.serving.batches.client import request, serve_batches
@@ -121,6 +124,31 @@ async def test_batches(url: str, body: Any, replicas: ReplicaSet, tmp_path: Path
         assert batch.usage.input_tokens == 20 * over_http["usage"]["prompt_tokens"]
         [error] = await server.lines(batch.error_file_id)
         assert (error["custom_id"], error["response"]["status_code"]) == ("wrong", 400)
+
+
+class Seeing(Lent):
+    """Keeps the calls that it gets."""
+
+    def __init__(self, inner: Executor) -> None:
+        super().__init__(inner)
+        self.seen: list[Call] = []
+
+    def generate(self, call: Call, *, stream: bool) -> AsyncGenerator[Chunk, None]:
+        self.seen.append(call)
+        return super().generate(call, stream=stream)
+
+
+async def test_embeddings_count_for_the_tenant_that_asks_for_them(replicas: ReplicaSet) -> None:
+    engine, limits = Seeing(replicas), {"acme": Limits(tokens_per_minute=8)}
+    async with open_server(real=engine, limits_of=limits, isolate=True) as local:
+        statuses = []
+        for tenant in ("acme", "acme", "other"):
+            body, who = {"model": MODEL, "input": TEXTS[3]}, {"x-agentrt-tenant": tenant}
+            answer = await local.client.post("/v1/embeddings", json=body, headers=who)
+            statuses.append(answer.status_code)
+        assert statuses == [200, 429, 200]
+        assert [call.identity.tenant for call in engine.seen] == ["acme", "other"]
+        assert [call.spec.cache_salt for call in engine.seen] == ["acme", "other"]
 
 
 async def test_a_text_that_is_too_long_is_refused(client: httpx.AsyncClient) -> None:

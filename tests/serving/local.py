@@ -161,11 +161,12 @@ async def open_server(
         lists: dict[str, Any] = {"calls": [], "aborted_calls": [], "ended": [], "notes": []}
         engine: Any = kind(**{**fields, **own, **lists})
     else:
-        engine, fronts = real, fronts_of(await open_frontend(real, (MODEL,)))
+        engine, fronts = real, ()
     own_limits = limits_of or {}
     tenants = Tenants(asyncio.get_running_loop().time, limits or Limits(), lambda: own_limits)
     admission = AdmissionController(engine, tenants, is_shared=is_shared, isolate=isolate)
-    async with Runtime(admission, ask_human=None) as runtime:
+    async with Runtime(admission, ask_human=None, model_names=(MODEL,)) as runtime:
+        fronts = fronts or fronts_of(await runtime.frontend())
         server = Server(
             runtime,
             (MODEL,),
