@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import json
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
@@ -17,7 +18,7 @@ from starlette.types import Message
 
 from agentrt import Runtime
 from agentrt.executors.base import Chunk
-from agentrt.request import Call
+from agentrt.request import Call, CallReport
 from agentrt.serving.frontend.conversations import CHAT, COMPLETIONS, MESSAGES, RESPONSES
 from agentrt.serving.frontend.dispatch import FrontendApp
 from agentrt.serving.frontend.retries import RETRY
@@ -28,7 +29,7 @@ from agentrt.serving.tenants import Tenants
 from tests.doubles.scripted import ScriptedExecutor
 from tests.doubles.scripted_engine import ScriptedEngine
 from tests.serving.frontend.test_dispatch import Front
-from tests.serving.frontend.test_identity import ask
+from tests.serving.frontend.test_identity import ask, caller_of
 from tests.serving.local import SAYS, open_server
 from tests.serving.watchdog import opened_app
 
@@ -472,6 +473,37 @@ async def test_an_idempotency_key_ends_the_previous_try(path: str, stream: bool)
         gone = first.exception() or first.result().text
         assert "idempotency" in str(gone).lower()
         assert local.server.tenants.calls("default") == 0
+
+
+class AbortingSlowly(Waiting):
+    """An executor that reports the abort of a call when it is allowed to."""
+
+    def __init__(self, **fields: Any) -> None:
+        super().__init__(**fields)
+        self.aborting, self.may_abort = asyncio.Event(), asyncio.Event()
+
+    async def aborted(self, call_id: str) -> CallReport:
+        self.aborting.set()
+        await self.may_abort.wait()
+        return CallReport()
+
+
+async def test_a_try_that_is_cancelled_twice_is_forgotten() -> None:
+    """Its client has disconnected and tries again before the first try's call has ended."""
+    async with open_server(kind=AbortingSlowly) as local:
+        body, key = ask(CHAT, "try me"), {"idempotency-key": "k1"}
+        first = asyncio.create_task(local.client.post(CHAT, json=body, headers=key))
+        await local.until(lambda: local.engine.open)
+        [run] = local.runtime.runs.values()
+        caller = caller_of(run)
+        first.cancel()
+        await local.engine.aborting.wait()
+        second = asyncio.create_task(local.client.post(CHAT, json=body, headers=key))
+        await local.until(lambda: getattr(caller(), "_off", None) is not None)
+        local.engine.may_abort.set()
+        local.engine.go.set()
+        assert (await second).status_code == 200
+        await local.until(lambda: gc.collect() >= 0 and caller() is None)
 
 
 async def test_a_key_of_another_tenant_ends_nothing() -> None:

@@ -152,7 +152,9 @@ class RequestCaller(Caller):
         self._deadline = asyncio.get_running_loop().call_later(_LATER_S, self.call_off, error)
 
     def end_deadline(self) -> None:
-        """Stop the timer of the deadline, because the request makes no further calls."""
+        """Stop the timer of the deadline and of `call_off`, because the request makes no further
+        calls.
+        """
         if self._deadline is not None:
             self._deadline.cancel()
 
@@ -168,6 +170,7 @@ class RequestCaller(Caller):
         while self._open:
             self._over.clear()
             await self._over.wait()
+        self.end_deadline()  # `call_off` may have been called meanwhile
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from agentrt.runtime.run import Run
 from agentrt.serving.frontend import exchange
 from agentrt.serving.frontend.callers import RequestCaller
 from agentrt.serving.frontend.conversations import CHAT, COMPLETIONS, MESSAGES, RESPONSES
@@ -124,15 +125,20 @@ async def test_a_background_response_belongs_to_its_program_until_it_ends() -> N
         assert [node.parents for node in run.dag.nodes()] == [(), (0,)]
 
 
+def caller_of(run: Run) -> weakref.ref[RequestCaller]:
+    """The caller of the only open request of a run."""
+    callers = [each for each in gc.get_objects() if type(each) is RequestCaller]
+    [caller] = [weakref.ref(each) for each in callers if each._entry.program.run is run]
+    return caller
+
+
 async def test_a_deadline_is_forgotten_when_a_background_response_has_ended() -> None:
     async with open_server(kind=Held) as local:
         body, hour = ask(RESPONSES, "hello", background=True), {"x-agentrt-deadline": "3600"}
         await local.client.post(RESPONSES, json=body, headers=hour)
         await local.engine.began.wait()
         [run] = local.runtime.runs.values()
-        callers = [each for each in gc.get_objects() if type(each) is RequestCaller]
-        [caller] = [weakref.ref(each) for each in callers if each._entry.program.run is run]
-        callers.clear()
+        caller = caller_of(run)
         local.engine.go.set()
         await local.until(lambda: not local.server.under_way)
         await local.until(lambda: gc.collect() >= 0 and caller() is None)
