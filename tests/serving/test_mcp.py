@@ -76,6 +76,17 @@ async def hang(ctx: Context) -> None:
     await asyncio.Event().wait()
 
 
+@program
+async def works_on(ctx: Context) -> str:
+    async def work() -> str:
+        for _ in range(600):  # two events each, of which 1,024 may wait
+            await ctx.sleep(0)
+        return str(await ctx.human("Which size?"))
+
+    working = asyncio.create_task(work())
+    return f"{await ctx.human('Which colour?')} {await working}"
+
+
 class State(TypedDict):
     colour: str
 
@@ -475,6 +486,24 @@ async def test_a_server_that_stops_takes_no_new_call(local: Local) -> None:
         local.runtime.questions.answer(question, "red")
         assert text_of(await client.call_tool("choose", {}, request_state=state)) == "red 1"
         assert "the server is stopping" in text_of(await client.call_tool("count", {}))
+
+
+async def test_a_call_that_waits_for_an_answer_misses_no_question() -> None:
+    """While it waits for the first answer, its run has more events than are kept."""
+    human = answering({"answer": "large"})
+    async with (
+        serving(served={"works_on": ServedProgram(works_on, "test")}) as local,
+        local.client(elicitation_callback=human) as client,
+    ):
+        first = await client.session.call_tool("works_on", {}, allow_input_required=True)
+        state = first.request_state  # type: ignore[union-attr]
+        await local.until(lambda: len(local.runtime.questions.open) == 2)
+        [colour] = (
+            key for key, asked in local.runtime.questions.open.items() if "colour" in asked.text
+        )
+        local.runtime.questions.answer(colour, "red")
+        result = await client.call_tool("works_on", {}, request_state=state)
+        assert text_of(result) == "red large"
 
 
 def test_a_server_starts_without_the_sdks() -> None:

@@ -37,8 +37,8 @@ _KEPT = 1000
 _KEPT_S = 3600.0
 """Seconds for which an ended run stays in memory."""
 _AHEAD = 1024
-"""Maximum number of events that wait for a slow reader. The reader misses further events, except
-the end of the run.
+"""Maximum number of events that wait for a slow reader. The reader misses further events about
+nodes, but no question, and not the end of the run.
 """
 
 
@@ -71,14 +71,28 @@ class ServedRun:
         return box
 
     def publish(self, event: Event | QuestionView) -> None:
-        """Put an event into all watchers' queues. A full queue misses the event; but if the event
-        is the run's end, the queue's oldest event is dropped instead.
+        """Put an event into all watchers' queues. A full queue misses an event about a node; for a
+        question and for the run's end, such an event is dropped instead.
         """
         for box in self.watchers:
-            if not box.full() or isinstance(event, RunEnded):
-                if box.full():
-                    box.get_nowait()
-                box.put_nowait(event)
+            if box.full():
+                if isinstance(event, _AboutNode):
+                    continue
+                _make_room(box)
+            box.put_nowait(event)
+
+
+_AboutNode = NodeStarted | NodeChanged | NodeEnded
+
+
+def _make_room(box: asyncio.Queue[Event | QuestionView]) -> None:
+    """Drop the oldest event about a node from a full queue; without such an event, the oldest
+    event.
+    """
+    events = [box.get_nowait() for _ in range(box.qsize())]
+    dropped = next((at for at, event in enumerate(events) if isinstance(event, _AboutNode)), 0)
+    for event in (*events[:dropped], *events[dropped + 1 :]):
+        box.put_nowait(event)
 
 
 RunAnswer = Callable[[Request, ServedRun, RunRequest], Awaitable[Response]]
@@ -264,7 +278,7 @@ class ProgramRuns:
             # The clients of submitted programs get the traceback in the response.
             if error is not None and not isinstance(error, SubmittedProgramError):
                 _LOG.warning("run %s failed: %s", event.program_id, failure(error))
-        if served_run.watchers and isinstance(event, NodeStarted | NodeChanged | NodeEnded):
+        if served_run.watchers and isinstance(event, _AboutNode):
             # Copy the node, which may change before a watcher reads the event.
             event = replace(event, node=event.node.copy())
         served_run.publish(event)
