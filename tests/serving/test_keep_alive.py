@@ -626,6 +626,25 @@ async def test_requests_that_are_no_retries_end_nothing(
         assert [(await task).status_code for task in tasks] == [200, 200]
 
 
+async def test_a_try_that_was_cut_beside_another_request_may_be_made_again() -> None:
+    async with open_server(kind=Waiting) as local:
+
+        def send(text: str, count: int) -> asyncio.Task[httpx.Response]:
+            body = ask(CHAT, text)
+            return asyncio.create_task(local.client.post(CHAT, json=body, headers=retried(count)))
+
+        first = send("first", 0)
+        await local.until(lambda: len(local.engine.open) == 1)
+        second = send("second", 0)
+        await local.until(lambda: len(local.engine.open) == 2)
+        second.cancel()
+        await local.until(lambda: len(local.engine.open) == 1)
+        again = send("second", 1)
+        await local.until(lambda: len(local.engine.open) == 2)
+        local.engine.go.set()
+        assert (await first).status_code == (await again).status_code == 200
+
+
 async def test_an_equal_parallel_request_is_not_taken_for_the_previous_try() -> None:
     """1. Two equal requests at once: a retry may belong to either. 2. One of them is cut, so that
     the server sees it: the next retry is its own.

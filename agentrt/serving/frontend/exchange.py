@@ -62,7 +62,7 @@ this takes 0.6 ms.
 """
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Exchange:
     """A request of ``tenant`` at ``path`` that makes model calls, from its start to its end.
 

@@ -45,7 +45,7 @@ class Superseding(Protocol):
         """Cancel the request, and wait until it has ended."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Try:
     """A try of a request: its ``client``, its ``key`` if it has one, its number ``count``, and the
     ``digest`` of its conversation. ``count`` is None if the client does not count its tries.
