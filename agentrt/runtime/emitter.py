@@ -156,12 +156,7 @@ class LiveEmitter:
         used.
         """
         over, loop = False, asyncio.get_running_loop()
-        recorder = None
-        replies = None if caller is None else caller.replies
-        if self.run.tokens is not None and not probes and not is_pooled(spec):
-            spec = dataclasses.replace(spec, with_logprobs=True)
-            executor = self.services.executor
-            recorder = _CallRecorder(self.run.tokens, scope, spec, executor, stream=stream)
+        spec, recorder = (spec, None) if probes else self._recorded(spec, scope)
         try:
             node, call = self._begin(spec, scope, name, after)
             made = self.services.executor.generate(call, stream=stream)
@@ -182,6 +177,10 @@ class LiveEmitter:
                                 chunk.reply = self._with_node(chunk.reply, node, replies)
                         yield chunk
                         if client is not None:
+                            if self.run.ended_at is not None and not over:
+                                # The run ended while nobody waited for the call's next chunk, so
+                                # there was no task to cancel.
+                                raise asyncio.CancelledError
                             client.task = asyncio.current_task(loop)
             except BaseException as error:
                 if not over:
@@ -192,6 +191,15 @@ class LiveEmitter:
             if client is not None:
                 self.services.client_calls.discard(client)
                 client.ended()
+
+    def _recorded(self, spec: CallSpec, scope: Scope) -> tuple[CallSpec, _CallRecorder | None]:
+        """Return the recorder of a call's tokens, if they are recorded, and the call that it
+        needs.
+        """
+        if self.run.tokens is None or is_pooled(spec):
+            return spec, None
+        spec = dataclasses.replace(spec, with_logprobs=True)
+        return spec, _CallRecorder(self.run.tokens, scope, spec)
 
     def _begin(
         self, spec: CallSpec, scope: Scope, name: str, after: Iterable[Reply]

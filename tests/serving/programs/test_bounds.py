@@ -149,23 +149,24 @@ async def test_a_request_over_the_limit_of_connections_is_refused_as_other_reque
         assert (await local.client.post(CHAT, json=body())).status_code == 200
 
 
+class Chatter(Held):
+    """An executor whose calls never end."""
+
+    async def generate(self, call: Call, *, stream: bool) -> AsyncGenerator[Chunk, None]:
+        self.open.add(call.call_id)
+        made = ScriptedEngine.generate(self, call, stream=stream)
+        try:
+            async with contextlib.aclosing(made) as chunks:
+                chunk = await anext(chunks)
+                chunk.output.outputs[0].text = "many words " * 1000
+                while True:
+                    await asyncio.sleep(0)
+                    yield chunk
+        finally:
+            self.open.discard(call.call_id)
+
+
 async def test_a_client_that_does_not_read_is_disconnected_and_its_call_cancelled() -> None:
-    class Chatter(Held):
-        """An executor whose calls never end."""
-
-        async def generate(self, call: Call, *, stream: bool) -> AsyncGenerator[Chunk, None]:
-            self.open.add(call.call_id)
-            made = ScriptedEngine.generate(self, call, stream=stream)
-            try:
-                async with contextlib.aclosing(made) as chunks:
-                    chunk = await anext(chunks)
-                    chunk.output.outputs[0].text = "many words " * 1000
-                    while True:
-                        await asyncio.sleep(0)
-                        yield chunk
-            finally:
-                self.open.discard(call.call_id)
-
     async with open_server(kind=Chatter, bounds=Bounds(reader_s=0.2)) as local:
         engine = local.engine
         raw = await Raw.to(local)
@@ -177,6 +178,24 @@ async def test_a_client_that_does_not_read_is_disconnected_and_its_call_cancelle
         await local.until(lambda: not engine.open)
         await local.until(lambda: connections(local) == 0)
         raw.writer.transport.abort()
+
+
+async def test_a_run_that_is_ended_cancels_the_call_of_a_client_that_does_not_read() -> None:
+    async with open_server(kind=Chatter) as local:
+        run = (await local.client.post("/v1/client-runs", json={})).json()["id"]
+        raw = await Raw.to(local)
+        said = json.dumps(body(stream=True)).encode()
+        head = f"{HEAD}x-agentrt-run: {run}\r\nconnection: close\r\n"
+        raw.writer.write(f"{head}content-length: {len(said)}\r\n\r\n".encode() + said)
+        reading: Any = raw.writer.transport
+        reading.pause_reading()
+        calls = local.runtime._services.client_calls
+        await local.until(lambda: calls and all(call.task is None for call in calls))
+        assert (await local.client.delete(f"/v1/client-runs/{run}")).json()["deleted"] is True
+        reading.resume_reading()
+        assert b"was ended" in await raw.rest()
+        await local.until(lambda: not local.engine.open)
+        await raw.close()
 
 
 async def test_a_tenant_with_too_many_calls_gets_retry_after() -> None:
