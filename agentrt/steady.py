@@ -38,6 +38,7 @@ clock, the clock loses the time since the last saved reading.
 """
 EARLY_S = 0.001
 """Maximum time by which a timer of an event loop fires too early, in seconds."""
+_MOST_DOUBLINGS = 64
 SET_S = 0.05
 """Smallest change of the time of day, in seconds, that counts as setting it. Smaller changes are
 noise.
@@ -45,6 +46,16 @@ noise.
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 _NAMESPACE = Path("/proc/self/ns/time")
 """The time namespace: two containers may count the time since the same boot differently."""
+
+
+def backoff_s(first_s: float, failures: int, longest_s: float) -> float:
+    """Return the pause after ``failures`` failures in a row (at least 1), in seconds.
+
+    The first pause lasts ``first_s``. Each further pause is twice as long, up to ``longest_s``.
+    """
+    # The exponent is limited, because a float overflows after 1,024 doublings. With a pause of a
+    # minute, an outage reaches this number within a day.
+    return min(longest_s, first_s * 2.0 ** min(failures - 1, _MOST_DOUBLINGS))
 
 
 def seconds_since_boot() -> float:

@@ -21,6 +21,7 @@ from agentrt.errors import (
 )
 from agentrt.interrupts.context import ToolContext
 from agentrt.interrupts.tool import Tool, ToolRequest, ToolTransport
+from agentrt.steady import backoff_s
 
 _FIRST_PAUSE_S = 0.2
 _LONGEST_PAUSE_S = 20.0
@@ -106,8 +107,8 @@ def _pause_s(attempt: int) -> float:
     Unlike webhooks and triggers, tools do not use the library tenacity. Its retry state would cost
     time in every call of a tool, but nearly all calls succeed at the first attempt.
     """
-    pause = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2.0 ** (attempt - 1))
-    return pause + random.uniform(0, _FIRST_PAUSE_S)
+    pause_s = backoff_s(_FIRST_PAUSE_S, attempt, _LONGEST_PAUSE_S)
+    return pause_s + random.uniform(0, _FIRST_PAUSE_S)
 
 
 def _may_retry(tool: Tool, error: Exception, attempt: int) -> bool:

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
 from agentrt import tracking
+from agentrt.steady import backoff_s
 
 STUBBORN = 3
 """The server is not ready while a task has failed this many times in a row."""
@@ -97,7 +98,7 @@ class Background:
         """Record that a task has failed, and return the seconds until its retry."""
         before = self._current().get(name)
         count = 1 if before is None else before.count + 1
-        rest_s = min(_LONGEST_REST_S, self._rest_s * 2.0 ** (count - 1))
+        rest_s = backoff_s(self._rest_s, count, _LONGEST_REST_S)
         first_line = str(error).strip().partition("\n")[0]
         text = f"{type(error).__name__}: {first_line}"[:_LONGEST_TEXT]
         # Failures in a row are mostly equal, so log only the failures 1, 2, 4, 8 and so on.

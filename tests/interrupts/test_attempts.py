@@ -47,6 +47,12 @@ class Call:
         return await running
 
 
+async def test_a_call_may_be_tried_again_any_number_of_times() -> None:
+    call = Call(Scripted(*[FAILED] * 1100, 7), retries=1100)
+    assert await call.run() == 7
+    assert 20 <= call.pauses[-1] <= 20.2
+
+
 async def test_a_failed_attempt_is_tried_again_after_a_pause_that_grows() -> None:
     call = Call(Scripted(FAILED, FAILED, ValueError("odd"), 7), retries=3)
     assert await call.run() == 7

@@ -57,6 +57,12 @@ async def test_background_work_continues_after_errors(caplog: pytest.LogCaptureF
     )
 
 
+async def test_background_work_continues_after_any_number_of_errors() -> None:
+    tasks, work = Background(rest_s=0.0), Work(1100)
+    async with tasks.doing("sweep", work, every_s=1000):
+        await until_well(work)
+
+
 async def test_endless_background_work_counts_as_healthy_after_a_while(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

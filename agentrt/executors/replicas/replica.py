@@ -22,6 +22,7 @@ from agentrt.executors.info import ExecutorInfo, is_model
 from agentrt.executors.weights import Weights
 from agentrt.request.weights import PauseMode
 from agentrt.router import ReplicaView
+from agentrt.steady import backoff_s
 
 if TYPE_CHECKING:
     from prometheus_client import Metric
@@ -195,7 +196,7 @@ class Replica:
             self.state = ReplicaState.OUT
             return None
         self.state = ReplicaState.DOWN
-        return min(backoff.longest_s, backoff.first_s * 2.0 ** (self._deaths_in_a_row - 1))
+        return backoff_s(backoff.first_s, self._deaths_in_a_row, backoff.longest_s)
 
     def found_no_room(self, error: Exception, backoff: Backoff) -> float:
         """Note that no node has room for the engine. Returns the seconds until the next attempt."""

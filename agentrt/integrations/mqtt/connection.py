@@ -25,6 +25,7 @@ from agentrt.integrations._compat.aiomqtt import (
     publish_now,
 )
 from agentrt.integrations.mqtt.broker import Broker, Outgoing
+from agentrt.steady import backoff_s
 
 log = logging.getLogger(__name__)
 _FIRST_PAUSE_S = 0.1
@@ -241,7 +242,7 @@ class Connection:
         self._breaks += 1
         if _was_taken(None if reading.cancelled() else reading.exception()):
             self._warn(self._taken)
-            return min(_FIRST_TAKEN_S * 2.0 ** (self._breaks - 1), _LONGEST_TAKEN_S)
+            return backoff_s(_FIRST_TAKEN_S, self._breaks, _LONGEST_TAKEN_S)
         if self._breaks >= _SUSPICIOUS and lasted < _QUICK_S:  # older brokers give no reason
             self._warn(
                 f"the broker closes the connection repeatedly; another client may have the same id "
@@ -252,7 +253,7 @@ class Connection:
             log.info("broker %s: %s", self.broker, self._fault)
         if self._breaks == 1:
             return 0.0
-        return min(_FIRST_PAUSE_S * 2.0 ** (self._breaks - 2), _LONGEST_PAUSE_S)
+        return backoff_s(_FIRST_PAUSE_S, self._breaks - 1, _LONGEST_PAUSE_S)
 
     def _warn(self, fault: str) -> None:
         """Log a warning about a fault, once until connections are stable again."""
