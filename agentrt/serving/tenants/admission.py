@@ -20,8 +20,9 @@ from agentrt.executors.base import Chunk, Executor, ForwardingExecutor, Progress
 from agentrt.executors.replicas.routing import prompt_tokens
 from agentrt.request import Call, Reply
 from agentrt.scheduler.policies import Policy, policy_class
-from agentrt.serving.tenants.fair import BATCHES, FairQueue, Ticket
+from agentrt.serving.tenants.fair import BATCHES, RECENT_S, FairQueue, Ticket
 from agentrt.serving.tenants.limits import Tenants
+from agentrt.steady import EARLY_S
 
 IS_BATCH: ContextVar[bool] = ContextVar("agentrt_is_batch", default=False)
 """Whether the current task makes calls for a batch of OpenAI's API. Such calls are admitted after
@@ -59,6 +60,7 @@ class AdmissionController(ForwardingExecutor):
         self._clock = clock
         self._queue = FairQueue(None, tenants.limits)
         self._waiting: dict[int, asyncio.Future[None]] = {}
+        self._again: asyncio.TimerHandle | None = None
 
     async def start(self, progress: Progress) -> None:
         await self.inner.start(progress)
@@ -131,6 +133,14 @@ class AdmissionController(ForwardingExecutor):
             entered = self._waiting.pop(ticket.number)
             if not entered.done():
                 entered.set_result(None)
+        # Calls may wait only because another tenant made a call a short time ago.
+        if self._waiting and self._again is None:
+            later = asyncio.get_running_loop().call_later
+            self._again = later(RECENT_S + EARLY_S, self._admit_again)
+
+    def _admit_again(self) -> None:
+        self._again = None
+        self._admit()
 
 
 def _delayed(reply: Reply, waited_s: float) -> Reply:

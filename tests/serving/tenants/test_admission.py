@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from agentrt.scheduler.policies import policy_class, policy_names
-from agentrt.serving.tenants import Limits
+from agentrt.serving.tenants import Limits, admission, fair
 from tests.serving.local import Held, open_server
 
 
@@ -29,6 +29,23 @@ async def test_tenants_take_turns_where_the_engine_is_full() -> None:
         order = [call.identity.tenant for call in local.engine.calls]
         assert order.count("b") == 2
         assert max(at for at, tenant in enumerate(order) if tenant == "b") <= 7
+
+
+async def test_calls_enter_when_another_tenant_is_silent_although_no_call_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """B has made a call, so A gets seven of eight places; after a while, it gets more."""
+    for module in (fair, admission):
+        monkeypatch.setattr(module, "RECENT_S", 0.5)
+    async with open_server(kind=Held, slots=8, is_shared=True) as local:
+        local.engine.go.set()
+        await local.chat("x", headers={"x-agentrt-tenant": "b"})
+        local.engine.go.clear()
+        said = {"x-agentrt-tenant": "a"}
+        asking = [asyncio.create_task(local.chat("x", headers=said)) for _ in range(10)]
+        await local.until(lambda: len(local.engine.open) == 10)
+        local.engine.go.set()
+        await asyncio.gather(*asking)
 
 
 async def test_without_keys_all_are_admitted() -> None:
