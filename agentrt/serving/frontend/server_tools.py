@@ -88,10 +88,10 @@ class ToolLoop:
         fields = scope[FIELDS]
         for number in range(1, MOST_ROUNDS + 1):
             start, body = await _collected(self.app, {**scope, FIELDS: fields}, receive)
-            if start["status"] != _OK:
+            answer = from_json(body) if start["status"] == _OK else None
+            if answer is None:  # an error, or null because the client has disconnected
                 await _send_whole(start, body, send)
                 return
-            answer = from_json(body)
             self.count(answer.get("usage") or {})
             content = answer["content"]
             self._content += [self.shown(block) for block in content]

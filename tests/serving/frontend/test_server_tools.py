@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,7 +17,7 @@ from agentrt.request import Call, ToolSpec
 from agentrt.serving.frontend.conversations import MESSAGES
 from tests.clients.server import shape_of
 from tests.serving.frontend.test_anthropic_blocks import HI, LEFT_OUT, WEATHER, body, prompt_of
-from tests.serving.local import LocalServer, called, open_server
+from tests.serving.local import Held, LocalServer, called, open_server
 
 pytestmark = pytest.mark.engine
 
@@ -146,6 +147,20 @@ async def test_calls_of_the_client_s_own_tools_go_to_the_client(stream: bool) ->
         [run] = local.runtime.runs.values()
         nodes = [("call", ()), ("find", (0,)), ("call", (1,)), ("get_weather", (2,))]
         assert shape_of(run) == nodes
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_client_that_leaves_during_a_call_is_no_fault(
+    stream: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with open_server(Model(*ONCE), kind=Held) as local:
+        use(local, Search(lambda request: "nothing"))
+        asking = asyncio.create_task(ask(local, stream=stream))
+        await local.engine.began.wait()
+        asking.cancel()
+        await local.until(lambda: not local.server.tenants.calls("default"))
+        await local.until(lambda: not local.listener._requests())
+        assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
 
 
 @pytest.mark.parametrize("stream", [False, True])
