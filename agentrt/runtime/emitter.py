@@ -156,7 +156,8 @@ class LiveEmitter:
         used.
         """
         over, loop = False, asyncio.get_running_loop()
-        spec, recorder = (spec, None) if probes else self._recorded(spec, scope)
+        replies = None if caller is None else caller.replies
+        spec, recorder = (spec, None) if probes else self._recorded(spec, scope, stream=stream)
         try:
             node, call = self._begin(spec, scope, name, after)
             made = self.services.executor.generate(call, stream=stream)
@@ -192,14 +193,17 @@ class LiveEmitter:
                 self.services.client_calls.discard(client)
                 client.ended()
 
-    def _recorded(self, spec: CallSpec, scope: Scope) -> tuple[CallSpec, _CallRecorder | None]:
+    def _recorded(
+        self, spec: CallSpec, scope: Scope, *, stream: bool
+    ) -> tuple[CallSpec, _CallRecorder | None]:
         """Return the recorder of a call's tokens, if they are recorded, and the call that it
         needs.
         """
         if self.run.tokens is None or is_pooled(spec):
             return spec, None
         spec = dataclasses.replace(spec, with_logprobs=True)
-        return spec, _CallRecorder(self.run.tokens, scope, spec)
+        executor = self.services.executor
+        return spec, _CallRecorder(self.run.tokens, scope, spec, executor, stream=stream)
 
     def _begin(
         self, spec: CallSpec, scope: Scope, name: str, after: Iterable[Reply]

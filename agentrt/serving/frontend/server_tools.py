@@ -88,7 +88,7 @@ class ToolLoop:
         fields = scope[FIELDS]
         for number in range(1, MOST_ROUNDS + 1):
             start, body = await _collected(self.app, {**scope, FIELDS: fields}, receive)
-            answer = from_json(body) if start["status"] == _OK else None
+            answer: Any = from_json(body) if start["status"] == _OK else None
             if answer is None:  # an error, or null because the client has disconnected
                 await _send_whole(start, body, send)
                 return

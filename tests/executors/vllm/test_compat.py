@@ -218,7 +218,7 @@ CALLED = {
             "message err_type status_code param"
         ),
     },
-    "complete_calls": {
+    "held_calls": {
         "parser.abstract_parser:DelegatingParser.parse_delta": (
             "self delta_text delta_token_ids request prompt_token_ids finished"
         ),
