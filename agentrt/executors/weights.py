@@ -65,7 +65,9 @@ async def update_engines(
     out; the code that starts it again must load the weights. Raises `ConfigError` if an engine
     cannot update its weights, `WeightsError` if the engines cannot use the folder, `EngineError` if
     an engine could not load it, and `EngineDiedError` if no engine is left. After an error, all
-    engines that are alive have their old weights. If the task is cancelled while the engines load
+    engines that are alive have their old weights, except engines that had loaded the new weights
+    and cannot load the old weights again, for example because their files are gone; the error names
+    these engines. If the task is cancelled while the engines load
     the weights, this function returns, and `CancelledError` is raised where the task next waits.
     """
     if not engines:
@@ -96,12 +98,29 @@ async def _load(engines: Sequence[Updated], old: Weights, new: Weights, clear_ca
     if loaded and all(isinstance(error, EngineDiedError) for error in errors):
         return
     errors.sort(key=lambda error: isinstance(error, EngineDiedError))
+    if isinstance(errors[0], EngineDiedError):
+        raise EngineDiedError(
+            f"all engines died while they loaded version {new.version} of the weights: {errors[0]}"
+        ) from errors[0]
     # An engine that could not load the weights has gone back by itself.
-    await asyncio.gather(*(each.load_weights(old) for each in loaded), return_exceptions=True)
-    raise EngineError(
+    results = await asyncio.gather(
+        *(each.load_weights(old) for each in loaded), return_exceptions=True
+    )
+    message = (
         f"the weights were not updated to version {new.version}, and the engines go on with "
         f"version {old.version}: {errors[0]}"
-    ) from errors[0]
+    )
+    if ahead := [
+        result
+        for result in results
+        if result is not None and not isinstance(result, EngineDiedError)
+    ]:
+        message += (
+            f"; {len(ahead)} of {len(engines)} engines had loaded version {new.version} and keep "
+            f"it, because they cannot go back ({ahead[0]}); update the weights again, to version "
+            f"{new.version + 1} or later"
+        )
+    raise EngineError(message) from errors[0]
 
 
 async def _resume(engines: Sequence[Updated]) -> None:

@@ -90,10 +90,32 @@ async def test_an_engine_that_dies_is_left_out(step: str) -> None:
     assert engines[0].weights.version == 1
 
 
-async def test_the_only_engine_dies() -> None:
+async def test_all_engines_die() -> None:
     for step in ("check", "pause", "load"):
-        with pytest.raises(EngineError):
-            await update([Fake(**{step: EngineDiedError("dead")})])
+        for number in (1, 2):
+            engines = [Fake(**{step: EngineDiedError("dead")}) for _ in range(number)]
+            with pytest.raises(EngineDiedError):
+                await update(engines)
+
+
+async def test_an_engine_that_cannot_go_back_is_named() -> None:
+    """1. One engine loads the weights, and another fails. 2. The first cannot load its old weights
+    again. 3. The next update brings both to one version.
+    """
+
+    class Stuck(Fake):
+        async def load_weights(self, weights: Weights, *, clear_cache: bool = False) -> None:
+            if weights.version == 0:
+                raise EngineError("the files have changed")
+            await super().load_weights(weights, clear_cache=clear_cache)
+
+    engines = [Stuck(), Fake(load=EngineError("no memory"))]
+    says = "go on with version 0: no memory; 1 of 2 engines had loaded version 1 and keep it"
+    with pytest.raises(EngineError, match=says):
+        await update(engines)
+    assert versions(engines) == [1, 0]
+    await update_engines(engines, "/newer", 2, "keep")
+    assert versions(engines) == [2, 2]
 
 
 async def test_an_engine_that_was_paused_stays_paused() -> None:

@@ -358,8 +358,16 @@ class ReplicaSet(Executor):
     ) -> None:
         await self._ready_of(self.replicas)
         async with self._updating:
+            engines = self._reached()
+            # An engine that could not go back after a failed update has blocks of that version.
+            ahead = max((engine.weights.version for engine in engines), default=0)
+            if version <= ahead:
+                raise ConfigError(
+                    f"version {version} is not newer than version {ahead}, which an engine has; "
+                    f"use a version from {ahead + 1} on"
+                )
             self._weights = await update_engines(
-                self._reached(), folder, version, mode, clear_cache=clear_cache
+                engines, folder, version, mode, clear_cache=clear_cache
             )
 
     def _reached(self) -> list[ReachedEngine]:

@@ -9,7 +9,7 @@ import asyncio
 import pytest
 
 from agentrt.engines import ReplicaSet
-from agentrt.errors import EngineDiedError, EngineError, WeightsError
+from agentrt.errors import ConfigError, EngineDiedError, EngineError, WeightsError
 from agentrt.executors.base import Executor
 from agentrt.executors.replicas import Backoff, Health, ReplicaState
 from agentrt.executors.weights import Weights
@@ -64,7 +64,7 @@ class Trained(Mortal):
 
     async def load_weights(self, weights: Weights, *, clear_cache: bool = False) -> None:
         await asyncio.sleep(0)
-        self._do("load")
+        self._do("load" if weights.version else "back")
         self._own = weights
 
 
@@ -94,6 +94,20 @@ async def test_all_replicas_are_updated(opened: Open) -> None:
     assert not replicas.paused
     snapshot = await replicas.snapshot()
     assert [entry["weights_version"] for entry in snapshot["replicas"]] == [1, 1, 1]
+
+
+async def test_the_version_of_an_engine_that_could_not_go_back_is_not_used_again(
+    opened: Open,
+) -> None:
+    """Its cache has blocks of that version, which were computed with other weights."""
+    replicas = await opened(Troupe([Trained(fails_in="back")], [Trained(fails_in="load")]))
+    with pytest.raises(EngineError, match="update the weights again, to version 2 or later"):
+        await replicas.update_weights("new", 1)
+    assert versions(replicas) == [1, 0]
+    with pytest.raises(ConfigError, match="version 1 is not newer than version 1"):
+        await replicas.update_weights("other", 1)
+    await replicas.update_weights("other", 2)
+    assert versions(replicas) == [2, 2]
 
 
 @pytest.mark.parametrize("step", ["check", "pause", "load"])
