@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import uuid
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -41,8 +41,7 @@ from agentrt.interrupts import Tool, ToolContext, ToolRequest, ToolTransport
 
 @dataclass(slots=True)
 class _KnownWorker:
-    """A worker that has announced itself. ``calls`` is the number of this client's calls that the
-    worker has now.
+    """A worker that has announced itself.
 
     After the connection to the broker breaks, a worker is ``unsure`` until it announces itself
     again.
@@ -50,15 +49,19 @@ class _KnownWorker:
 
     name: str
     tools: Mapping[str, Tool] = field(default_factory=dict)
-    calls: int = 0
     unsure: bool = False
 
 
 @dataclass(slots=True)
 class _TenantWorkers:
-    """The workers of one tenant, by name."""
+    """The workers of one tenant, by name.
+
+    ``calls`` has the number of this client's calls that each worker has now. It also counts calls
+    of workers that have disconnected, because they may come back with their calls.
+    """
 
     workers: dict[str, _KnownWorker] = field(default_factory=dict)
+    calls: Counter[str] = field(default_factory=Counter)
 
     def announce(self, name: str, announcement: Announcement) -> None:
         """Record the tools that a worker offers from now on."""
@@ -81,7 +84,12 @@ class _TenantWorkers:
         others; within both groups, workers with fewer calls come first.
         """
         fitting = [worker for worker in self.workers.values() if tool in worker.tools]
-        return sorted(fitting, key=lambda worker: (worker.unsure, worker.calls))
+        return sorted(fitting, key=lambda worker: (worker.unsure, self.calls[worker.name]))
+
+    def offers(self, worker: str, tool: str) -> bool:
+        """Return whether a worker offers a tool now."""
+        known = self.workers.get(worker)
+        return known is not None and tool in known.tools
 
     def tools(self, transport: ToolTransport) -> list[Tool]:
         """Return all offered tools, called through ``transport``."""
@@ -215,9 +223,13 @@ class _ToolAttempt:
 
     def assign(self, worker: str | None) -> None:
         """Record the worker that has the call now; None for no worker."""
-        for name, change in ((self.worker, -1), (worker, 1)):
-            if name is not None and name in self.workers.workers:
-                self.workers.workers[name].calls += change
+        calls = self.workers.calls
+        if self.worker is not None:
+            calls[self.worker] -= 1
+            if not calls[self.worker]:
+                del calls[self.worker]
+        if worker is not None:
+            calls[worker] += 1
         self.worker = worker
 
     def replied(self) -> None:
@@ -542,7 +554,11 @@ class MqttTools(ToolTransport):
             call.questions.take(reply.worker, reply.question, asks=reply.state == "asks")
         elif reply.error is None:
             call.assign(reply.worker)
-        elif reply.error.kind == "unavailable" and call.workers.offering(call.tool):
+        elif (
+            reply.error.kind == "unavailable"
+            and not call.workers.offers(reply.worker, call.tool)
+            and call.workers.offering(call.tool)
+        ):
             call.assign(None)  # the worker is shutting down, so try another worker
             self._send(call)
         else:

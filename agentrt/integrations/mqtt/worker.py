@@ -350,7 +350,9 @@ class Worker:
 
     def drain(self) -> None:
         """Finish the running calls, accept no new ones, and let `run` return."""
-        self._draining.set()
+        if not self._draining.is_set():
+            self._draining.set()
+            self._announce()  # before a refusal, which sends callers only away from leaving workers
 
     async def run(self) -> None:
         """Offer the tools until drained. Raises `ConfigError` if the broker rejects the login."""
@@ -378,7 +380,6 @@ class Worker:
         """Wait until the running calls have ended, and then at most `_GOODBYE_S` seconds until
         their results are sent.
         """
-        self._announce()
         self._notice(f"finishing {len(self._jobs.live)} calls, accepting no new ones")
         if running := self._running():
             await asyncio.wait(running)

@@ -268,6 +268,62 @@ async def test_a_worker_that_leaves_finishes_and_takes_its_offer_off(broker: Bro
         await until(lambda: not fleet.workers)
 
 
+async def test_a_tool_that_is_unavailable_fails_and_is_not_called_again_and_again(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The worker stays, so the error is the tool's own, and not the refusal of a worker that
+    leaves. A tool whose file a worker process cannot import fails in the same way."""
+    replies = 0
+
+    @tool
+    async def drill() -> None:
+        raise ToolUnavailableError("the drill is switched off")
+
+    worker = Worker(broker, [drill])
+    send = worker._replies._send
+
+    def counted(*args: Any, **options: Any) -> None:
+        nonlocal replies
+        replies += 1
+        send(*args, **options)
+
+    monkeypatch.setattr(worker._replies, "_send", counted)
+    async with calling(broker) as caller, running(worker):
+        with pytest.raises(ToolUnavailableError, match="the drill is switched off"):
+            async with asyncio.timeout(10):
+                await caller.call("drill")
+    assert replies == 1
+
+
+async def test_calls_of_a_worker_that_comes_back_are_counted_once(broker: Broker) -> None:
+    """1 The first worker has two calls, and its connection breaks. 2 It comes back, and the calls
+    end. 3 Of two further calls, each worker gets one."""
+    go_on = asyncio.Event()
+
+    def numbered(number: int) -> Tool:
+        async def which() -> int:
+            began.append(number)
+            await go_on.wait()
+            return number
+
+        return tool(which)
+
+    began = list[int]()
+    first, second = (Worker(broker, [numbered(number)]) for number in (1, 2))
+    async with calling(broker) as caller, running(first):
+        calls = [asyncio.create_task(caller.call("which")) for _ in range(2)]
+        await until(lambda: began == [1, 1])
+        workers = caller.transport._tenants["default"].workers
+        before = workers[first.id]
+        async with running(second):
+            await until(lambda: second.id in workers)
+            cut_off(first._connection)
+            await until(lambda: workers.get(first.id, before) is not before)
+            go_on.set()
+            assert await asyncio.gather(*calls) == [1, 1]
+            assert sorted(await asyncio.gather(*(caller.call("which") for _ in "ab"))) == [1, 2]
+
+
 async def test_a_broker_that_is_absent_is_said_and_found_later(broker: Broker) -> None:
     absent = Broker("127.0.0.1", reserved_port())
     async with calling(absent, connect_timeout=0.1) as caller:
