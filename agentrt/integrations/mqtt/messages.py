@@ -103,10 +103,11 @@ class CallMessage(_MessagePart):
 
 
 class Cancel(_MessagePart):
-    """The cancellation of a call."""
+    """The cancellation of a call. ``id`` is that of the `CallMessage`, or its correlation data."""
 
     key: str
     attempt: int = 1
+    id: str = ""
 
 
 class Failure(_MessagePart):

@@ -421,7 +421,8 @@ class MqttTools(ToolTransport):
         self._connection.send(call.outgoing(now), keep=False)
 
     def _cancel(self, call: _ToolAttempt) -> None:
-        message = encode(Cancel(key=call.request.key or call.id, attempt=call.request.attempt))
+        key, attempt = call.request.key or call.id, call.request.attempt
+        message = encode(Cancel(key=key, attempt=attempt, id=call.id))
         self._connection.send(Outgoing(call.topics.cancels(call.tool), message))
 
     def _give(self, topics: Topics, worker: str, answer: bytes) -> None:

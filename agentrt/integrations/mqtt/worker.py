@@ -74,8 +74,8 @@ class _ToolJob:
     """A call that a worker runs. All attempts of the call have the same key. ``deadline`` is a time
     of the event loop's clock.
 
-    After the call has ended, ``reply`` is its outcome; None for a call that its caller has
-    cancelled. If the call has a result, ``size`` is the size of the reply in bytes.
+    After the call has ended, ``reply`` is its outcome. If the call has a result, ``size`` is the
+    size of the reply in bytes.
     """
 
     request: CallMessage
@@ -89,9 +89,7 @@ class _ToolJob:
 
     @property
     def failed(self) -> Failure | None:
-        """The reason why the call has no result; None if it has one, still runs or was cancelled by
-        its caller.
-        """
+        """The reason why the call has no result; None if it has one or still runs."""
         return None if self.reply is None else self.reply.error
 
 
@@ -111,8 +109,7 @@ class _ToolJobs:
         known = self.live.get(request.key) or self._ended.get(request.key)
         if known is None or known.ended_at is None:
             return known
-        is_over = known.failed is None and not known.cancelled
-        return known if is_over or request.attempt <= known.request.attempt else None
+        return known if known.failed is None or request.attempt <= known.request.attempt else None
 
     def begin(self, job: _ToolJob) -> None:
         """Add a job that starts."""
@@ -247,10 +244,9 @@ class _Replies:
         self._reply(sender, self.failed(error))
 
     def tell(self, job: _ToolJob) -> None:
-        """Send the state of a job to its caller, unless this caller has cancelled the job."""
-        if job.reply is not None or not job.cancelled:
-            self._reply(job.sender, job.reply or self._make_reply("accepted"))
-            self.questions.repeat(job)
+        """Send the state of a job to its caller."""
+        self._reply(job.sender, job.reply or self._make_reply("accepted"))
+        self.questions.repeat(job)
 
     def progress(self, job: _ToolJob, progress: Progress) -> None:
         """Send the progress of a running job to its caller."""
@@ -436,7 +432,7 @@ class Worker:
     def _saw(self, message: aiomqtt.Message) -> None:
         topic = str(message.topic)
         if topic.endswith("/cancels"):
-            self._cancel(decode(Cancel, message.payload))
+            self._cancel(topic.split("/")[-2], decode(Cancel, message.payload))
         elif topic.endswith("/calls"):
             self._called(message)
         elif topic.endswith("/answers"):
@@ -453,7 +449,8 @@ class Worker:
             return
         loop = asyncio.get_running_loop()
         sender, now = _Sender.of(message, request), loop.time()
-        if (known := self._jobs.find(request, now)) is not None:
+        known = self._jobs.find(request, now)
+        if known is not None and not self._runs_again(known, sender):
             known.sender = sender
             self._replies.tell(known)
         elif (refusal := self._refusal(request)) is not None:
@@ -463,6 +460,14 @@ class Worker:
             job = _ToolJob(request, sender, None if left is None else now + left)
             self._jobs.begin(job)
             job.task = asyncio.create_task(self._work(job), name=f"{self.id}/{request.key}")
+
+    def _runs_again(self, job: _ToolJob, sender: _Sender) -> bool:
+        """Return whether a request runs although it repeats ``job``: the job was stopped, and a
+        resumed program calls its idempotent tool again, under another id.
+        """
+        tool = self._tools.get(job.request.tool)
+        is_other = job.sender.correlation not in (b"", sender.correlation)
+        return job.cancelled and is_other and tool is not None and tool.options.idempotent
 
     def _refusal(self, request: CallMessage) -> UnknownToolError | ToolUnavailableError | None:
         if request.tool not in self._tools:
@@ -474,35 +479,29 @@ class Worker:
             return ToolUnavailableError(f"worker {self.id} is shutting down and accepts no calls")
         return None
 
-    def _cancel(self, cancel: Cancel) -> None:
+    def _cancel(self, tool: str, cancel: Cancel) -> None:
         now = asyncio.get_running_loop().time()
         job = self._jobs.live.get(cancel.key)
         if job is None:  # the call may arrive later, so record that it is cancelled
-            request = CallMessage(tool="-", key=cancel.key, arguments={}, attempt=cancel.attempt)
-            job = _ToolJob(request, _Sender("", b""), None)
+            request = CallMessage(tool=tool, key=cancel.key, arguments={}, attempt=cancel.attempt)
+            job = _ToolJob(request, _Sender("", cancel.id.encode()), None)
             if self._jobs.find(request, now) is not None:
                 return
         elif job.request.attempt > cancel.attempt:
             return
-        self._end(job)
+        self._end(job, "its caller had cancelled the call")
 
     def _client_left(self, client: str) -> None:
-        """Stop the calls of a client that has disconnected. If the client connects again and
-        repeats such a call, the reply is an error.
-        """
+        """Stop the calls of a client that has disconnected."""
         replies = self._topics.replies(client)
         for job in tuple(self._jobs.live.values()):
             if job.sender.topic == replies:
-                lost = ToolLostError(
-                    f"tool {job.request.tool} was stopped because its caller had disconnected"
-                )
-                self._end(job, self._replies.failed(lost))
+                self._end(job, "its caller had disconnected")
 
-    def _end(self, job: _ToolJob, reply: ReplyMessage | None = None) -> None:
-        """Stop a job. If the caller repeats the job's request, ``reply`` is sent to the caller;
-        with None, no reply is sent.
-        """
-        job.cancelled, job.reply = True, reply
+    def _end(self, job: _ToolJob, reason: str) -> None:
+        """Stop a job. If its request is repeated, the reply is an error with this ``reason``."""
+        lost = ToolLostError(f"tool {job.request.tool} was stopped because {reason}")
+        job.cancelled, job.reply = True, self._replies.failed(lost)
         self._jobs.end(job, asyncio.get_running_loop().time())
         if job.task is not None:
             job.task.cancel()

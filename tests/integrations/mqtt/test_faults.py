@@ -138,8 +138,8 @@ async def under_a_dying_worker(
     (folder / "runs").unlink()
     once = runtime.start(calls, {"tool": "once", "count": 20, "gate": "b"})
     again = runtime.start(calls, {"tool": "again", "count": 20, "gate": "b"})
-    accepted = transport._tenants["default"].workers.values()
-    await until(lambda: sum(one.calls for one in accepted) == 40)
+    accepted = transport._tenants["default"].calls
+    await until(lambda: accepted.total() == 40)
     await until(lambda: len(runs(folder)) == 40)
     of_dead = [one for one in runs(folder) if one.endswith(f" {dying.process.pid}")]
     name = dying.name()

@@ -6,6 +6,8 @@ import asyncio
 import contextlib
 import threading
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,7 +27,10 @@ from agentrt.integrations.mqtt import Broker, MqttTools, Worker
 from agentrt.integrations.mqtt.topics import TopicPrefix
 from agentrt.interrupts import Tool, ToolRequest, tool
 from agentrt.interrupts.toolbox import Toolbox
+from agentrt.journal import Journal
+from agentrt.journal.store import SQLiteStore
 from agentrt.request import ToolSpec
+from agentrt.runtime.durable import Durable
 from tests.doubles.ports import reserved_port
 from tests.doubles.scripted import ScriptedExecutor
 from tests.integrations.mqtt.conftest import running
@@ -167,6 +172,46 @@ async def test_a_cancelled_call_is_cancelled_at_the_worker(broker: Broker) -> No
         await asyncio.wait([call])
         assert call.cancelled()
         await ended.wait()
+
+
+async def test_a_program_that_is_resumed_again_and_again_calls_its_idempotent_tool_again(
+    broker: Broker, tmp_path: Path
+) -> None:
+    """Four processes are stopped while the tool runs, the next one lets it end. A worker that took
+    a new process's call for the one that was cancelled would not answer."""
+    began, go_on = asyncio.Queue[None](), asyncio.Event()
+
+    @tool(idempotent=True)
+    async def wait() -> str:
+        began.put_nowait(None)
+        await go_on.wait()
+        return "done"
+
+    @program
+    async def waits(ctx: Context) -> str:
+        result: str = await ctx.tool("wait")
+        return result
+
+    async def process(*, is_last: bool) -> str | None:
+        async with (
+            await Journal.open(partial(SQLiteStore, tmp_path / "journal")) as journal,
+            Runtime(
+                ScriptedExecutor(lambda call: "x"), tools=[MqttTools(broker)], journal=journal
+            ) as runtime,
+        ):
+            run = runtime.start(waits, durable=Durable(id="waits-1"))
+            await began.get()
+            if not is_last:
+                return None
+            go_on.set()
+            result: str = await run.wait()
+            return result
+
+    async with running(Worker(broker, [wait])), asyncio.timeout(20):
+        for _ in range(4):
+            assert await process(is_last=False) is None
+        assert await process(is_last=True) == "done"
+    assert began.empty()
 
 
 async def test_a_caller_that_is_cut_off_for_a_moment_keeps_its_calls_and_hears_if_it_was_too_long(
