@@ -169,6 +169,11 @@ class Batch:
         return len(self._live)
 
     @property
+    def is_complete(self) -> bool:
+        """Whether each sample has ended. It is False if some samples were not begun."""
+        return self.total is not None and self.ended >= self.total
+
+    @property
     def weights_version(self) -> int:
         """The version of the weights that the engines have."""
         return self._runtime.weights_version
@@ -242,7 +247,7 @@ class Batch:
                 await self._tokens.flush()
             if self._out is not None:
                 await self._out.flush()
-        if self._out is not None and not self._draining:
+        if self._out is not None and (not self._draining or self.is_complete):
             self._out.finish()
             self._target.finish()
             if self._tokens is not None:

@@ -299,6 +299,9 @@ async def _execute(
         await stack.enter_async_context(screen.showing())
         if not left:
             screen.announce(f"all {total} results are in {job.out.path} already")
+            # An earlier process may have ended after the last result, but before this.
+            job.out.finish()
+            target.finish()
             if job.tokens is not None:
                 job.tokens.finish(job.out)
             return True
@@ -391,7 +394,7 @@ async def _play(job: _BatchJob, batch: Batch, screen: Screen, drain: Drain, left
     finally:
         ticking.cancel()
         await asyncio.wait([ticking])
-    if drain.first is not None:
+    if drain.first is not None and not batch.is_complete:
         return False
     if batch.total is not None and (unbegun := batch.total - batch.ended) > 0:
         screen.announce(

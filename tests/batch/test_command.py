@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from agentrt.batch.results import Result
+from agentrt.batch.results import Result, ResultFile
 from agentrt.scheduler.config import SchedulerConfig
 from tests.batch.conftest import Records, lines
 from tests.cli.conftest import Run, Write, python
@@ -424,6 +424,38 @@ def test_a_term_signal_finishes_what_is_live(
     assert ran.code == 0, ran.err
     assert out.read_bytes().startswith(before)
     assert sorted(int(each["id"]) for each in lines(out)) == list(range(20))
+
+
+def test_a_term_signal_after_the_last_start_leaves_a_complete_batch(
+    write: Write, records: Records, command: Run, tmp_path: Path
+) -> None:
+    out, inputs = tmp_path / "r.jsonl", records({"id": n, "input": n} for n in range(2))
+    source = TERM.format(signal=int(signal.SIGTERM))
+    ran = command("run", write(source), "--inputs", inputs, "--out", out)
+    assert (ran.code, "resumes" in ran.said) == (0, False)
+    assert sorted(int(each["id"]) for each in lines(out)) == [0, 1]
+
+
+def test_a_retry_that_is_killed_after_its_last_result_does_not_prevent_the_next(
+    write: Write, records: Records, command: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """1. A retry ends all its runs, and is killed before it replaces the old lines. 2. The same
+    command replaces them, and runs nothing. 3. The next retry runs what still failed.
+    """
+    out, inputs = tmp_path / "r.jsonl", records([{"input": "tea"}, {"input": "bad"}])
+    source = ASK.replace("@score", "").replace("from agentrt import score", "")
+    arguments = ("--inputs", inputs, "--out", out)
+    retry = (*arguments, "--retry", "failed")
+    assert command("run", write(source), *arguments).code == 1
+    with monkeypatch.context() as patch:
+        patch.setattr(ResultFile, "finish", lambda self: None)
+        assert command("run", write(source), *retry).code == 1
+    assert len(lines(out)) == 3
+    mended = source.replace("if question", "if 'not' in question and question")
+    for attempts in ([1, 2], [1, 3]):
+        command("run", write(mended), *retry)
+        assert [each["attempt"] for each in lines(out)] == attempts
+    assert [each["state"] for each in lines(out)] == ["done", "done"]
 
 
 def test_ctrl_c_writes_no_result_of_what_is_live(
