@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import NoneType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import IO, TYPE_CHECKING, Any, Literal
 
 from agentrt import files
 from agentrt.batch.inputs import key_of
@@ -128,28 +128,44 @@ def read_results(path: str | Path) -> Iterator[Result]:
     """Yield the results of a file: the last line of each sample of each input. Another process may
     still be writing the file. Raises `UsageError` for a file that cannot be read.
     """
-    last = {key_of(result.id, result.sample): start for start, result in _lines(Path(path))}
-    for start, result in _lines(Path(path)):
-        if last.get(key_of(result.id, result.sample)) == start:
-            yield result
+    # Read one file twice: at the end of a retry, another file replaces it.
+    with _opened(Path(path)) as file:
+        last = {key_of(result.id, result.sample): start for start, result in _lines_of(file)}
+        for start, result in _lines_of(file):
+            if last.get(key_of(result.id, result.sample)) == start:
+                yield result
 
 
-def _lines(path: Path) -> Iterator[tuple[int, Result]]:
-    """Yield each complete line as a result, with the offset of the line."""
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[IO[bytes]]:
+    """Open a file of results during the ``with`` block. Raises `UsageError` if it cannot be
+    read.
+    """
     try:
         with path.open("rb") as file:
-            start = 0
-            for number, line in enumerate(file, 1):
-                if not line.endswith(b"\n"):
-                    return  # the line is being written, or the writing process was killed
-                yield start, _read_line(path, number, line)
-                start += len(line)
+            yield file
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
         raise UsageError(f"{path}: {reason}; name a file of results") from error
 
 
-def _read_line(path: Path, number: int, line: bytes) -> Result:
+def _lines(path: Path) -> Iterator[tuple[int, Result]]:
+    """Yield each complete line as a result, with the offset of the line."""
+    with _opened(path) as file:
+        yield from _lines_of(file)
+
+
+def _lines_of(file: IO[bytes]) -> Iterator[tuple[int, Result]]:
+    file.seek(0)
+    start = 0
+    for number, line in enumerate(file, 1):
+        if not line.endswith(b"\n"):
+            return  # the line is being written, or the writing process was killed
+        yield start, _read_line(file.name, number, line)
+        start += len(line)
+
+
+def _read_line(path: str, number: int, line: bytes) -> Result:
     try:
         return read_result(line)
     except (ValueError, TypeError) as error:

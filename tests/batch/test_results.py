@@ -16,7 +16,7 @@ import pytest
 
 from agentrt import files
 from agentrt.batch import Result, read_results
-from agentrt.batch.results import ResultFile
+from agentrt.batch.results import ResultFile, read_result
 from agentrt.errors import UsageError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -138,7 +138,7 @@ def test_a_file_of_something_else_is_refused_and_left_as_it_is(
 HOLDS = """
 import sys
 from pathlib import Path
-from agentrt.batch.results import ResultFile
+from agentrt.batch.results import ResultFile, read_result
 file = ResultFile(Path(sys.argv[1]))
 print("open", flush=True)
 input()
@@ -204,6 +204,28 @@ async def test_a_full_disk_leaves_no_half_line(
     await file.put(result("b"))
     file.close()
     assert [each.id for each in read_results(path)] == ["a", "b"]
+
+
+async def test_a_reader_has_all_results_while_a_retry_replaces_the_lines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lines are replaced after the reader has seen all of them, before it yields the first."""
+    path = tmp_path / "r.jsonl"
+    (await written(path, result("a", "failed"), result("b"))).close()
+    file = ResultFile(path, retry="failed")
+    await file.put(result("a", attempt=2))
+    seen = 0
+
+    def finishing(line: bytes) -> Result:
+        nonlocal seen
+        if (seen := seen + 1) == 3:
+            file.finish()
+        return read_result(line)
+
+    monkeypatch.setattr("agentrt.batch.results.read_result", finishing)
+    states = {each.id: (each.state, each.attempt) for each in read_results(path)}
+    assert states == {"a": ("done", 2), "b": ("done", 1)}
+    file.close()
 
 
 @pytest.mark.parametrize("retry", ["failed", "all"])
