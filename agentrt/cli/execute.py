@@ -178,7 +178,7 @@ async def _execute(
         first = await _take(starts, job.max_live)
         if not first:
             return CommandOutcome([], {}, policy, job.plan.questions)
-        knows_all = await all_done(runtime.journal, first)
+        knows_all = await all_done(runtime.journal, first[0], job.plan.count)
         make_room(len(first))
         with watching(runtime, screen) as watch:
             if knows_all:

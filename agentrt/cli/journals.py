@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -117,9 +117,9 @@ async def opened_journal(plan: JournalPlan | None) -> AsyncIterator[Journal | No
         yield journal
 
 
-async def all_done(journal: Journal | None, starts: Sequence[Start]) -> bool:
-    """Return whether the journal has the results of all programs in ``starts``. Such programs need
-    no engine.
+async def all_done(journal: Journal | None, first: Start, count: int) -> bool:
+    """Return whether the journal has the results of all ``count`` programs, which are started like
+    ``first``. Such programs need no engine.
 
     Raises `JournalError` if programs of the same type in the journal had another input or were
     recorded without their content. If the journal has programs of this type, also raises
@@ -127,13 +127,12 @@ async def all_done(journal: Journal | None, starts: Sequence[Start]) -> bool:
     """
     if journal is None:
         return False
-    first, count = starts[0], len(starts)
     if first.durable.id is not None:  # a fork, which still has nodes to run
         return False
     await journal.check(first.program.name, first.input)
     read = partial(listed, limit=sys.maxsize, type=first.program.name, state=DONE)
     done = {row.id for row in await journal.read(read)}
-    return done >= {f"{first.program.name}-{number}" for number in range(1, count + 1)}
+    return all(f"{first.program.name}-{number}" in done for number in range(1, count + 1))
 
 
 async def describe_engine(runtime: Runtime, scheduler: SchedulerConfig) -> None:

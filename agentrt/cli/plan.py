@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
+from operator import length_hint
 from typing import Any
 
 from agentrt.cli.human import Human
@@ -49,13 +50,14 @@ class OpenQuestion:
 class Plan:
     """A plan that runs the programs ``starts``. No program follows another, except in subclasses.
 
-    ``answers`` are the prepared answers to the questions of each program. ``questions`` are the
-    questions that nobody answered. ``resumes`` maps the ids of runs that did not finish to the
-    commands that resume them. ``is_cut_short`` says that programs did not start, because the plan
-    was drained.
+    ``count`` is the number of these programs. ``answers`` are the prepared answers to the questions
+    of each program. ``questions`` are the questions that nobody answered. ``resumes`` maps the ids
+    of runs that did not finish to the commands that resume them. ``is_cut_short`` says that
+    programs did not start, because the plan was drained.
     """
 
     def __init__(self, starts: Iterable[Start] = (), answers: Sequence[str] = ()) -> None:
+        self.count = length_hint(starts)
         self.answers = answers
         self.questions: list[OpenQuestion] = []
         self.resumes: dict[str, str] = {}

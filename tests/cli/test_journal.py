@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from agentrt import Context, program
+from agentrt.errors import EngineStartError
 from agentrt.journal import JournalOptions
 from tests.cli.conftest import Invoke, Refused, Run, Write, forked
 from tests.cli.echo_engine import EchoEngine
@@ -208,6 +209,29 @@ def test_where_a_server_keeps_its_journal(
         return
     assert str(plan.opened()) == where
     assert plan.options == JournalOptions("full", 7, drops=True, reruns=True, skips=True)
+
+
+def test_the_engine_starts_before_programs_that_are_not_done(
+    run_program: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only the first of two programs is done, and one at a time may run. An engine that cannot
+    start ends the command, as without a journal, and not each program.
+    """
+
+    async def start(self: EchoEngine, progress: object) -> None:
+        raise EngineStartError("no memory")
+
+    options = ("--journal", tmp_path / "j", "--max-live", 1)
+    assert run_program(GOOD, *options).code == 0
+    with monkeypatch.context() as without:
+        without.setattr(EchoEngine, "start", start)
+        ran = run_program(GOOD, *options, "--n", 2)
+    assert (ran.code, ran.out) == (1, "")
+    assert ran.said.startswith("error: no memory (vLLM's own log: ")
+    assert run_program(GOOD, *options, "--n", 2, "--model", "other").code == 0
+    with closing(sqlite3.connect(tmp_path / "j")) as file:
+        [text] = file.execute("SELECT value FROM agentrt_journal WHERE key = 'engine'").fetchone()
+    assert json.loads(text)["model"] == "other"
 
 
 def test_programs_that_are_done_need_no_engine(
