@@ -186,6 +186,12 @@ def _diff_programs(
     for file, journal in places:
         for result in read_results(file):
             if (result.id, result.sample) == (item, sample):
+                if not result.attempt:
+                    raise UsageError(
+                        f"{file}: the run of the input {item!r}, sample {sample}, did not begin, "
+                        "because enough other runs had ended (--stop-when); run the same batch "
+                        "without --stop-when"
+                    )
                 where = journal or str(journal_beside(file))
                 histories.append(history_at(where, result.program))
                 break

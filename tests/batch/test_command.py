@@ -388,6 +388,8 @@ def test_each_input_has_a_line_when_enough_have_ended(
         assert {(each["state"], each["over"], each["calls"]) for each in not_begun} == {
             ("stopped", "stop-when", 0)
         }
+    ran = command("results", "diff", out, out, "--id", 9)
+    assert (ran.code, "input '9', sample 0, did not begin" in ran.said) == (2, True)
     assert command(*arguments, "--retry", "scores", "--stop-when", "50%").code == 0
     assert sum(each["state"] == "done" for each in lines(out)) == 5
     assert command(*arguments).code == 0
