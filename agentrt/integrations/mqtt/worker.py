@@ -20,6 +20,7 @@ from agentrt.errors import (
     InterruptExpiredError,
     QuestionClosedError,
     ToolArgumentsError,
+    ToolFailedError,
     ToolLostError,
     ToolResultError,
     ToolUnavailableError,
@@ -531,6 +532,12 @@ class Worker:
             if isinstance(error, TimeoutError) and bound.expired():
                 error = InterruptExpiredError(f"tool {name} did not end before its deadline")
             return self._replies.failed(error)
+        except asyncio.CancelledError as error:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            kind = type(error).__name__
+            return self._replies.failed(ToolFailedError("cancelled by its own code", type=kind))
         return reply
 
     async def _perform(self, job: _ToolJob) -> Any:

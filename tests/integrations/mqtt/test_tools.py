@@ -79,6 +79,28 @@ async def test_a_tool_that_raises_says_what(broker: Broker) -> None:
     assert (raised.value.type, raised.value.name) == ("LookupError", "broken")
 
 
+@pytest.mark.parametrize("name", ["task", "thread"])
+async def test_a_tool_that_is_cancelled_by_its_own_code_fails(name: str, broker: Broker) -> None:
+    """Nobody has cancelled its call: the caller, which sends the call again, hears of its end."""
+
+    @tool(name="task")
+    async def awaits_a_cancelled_task() -> None:
+        task = asyncio.ensure_future(asyncio.Event().wait())
+        task.cancel()
+        await task
+
+    @tool
+    def thread() -> None:
+        raise asyncio.CancelledError
+
+    worker = Worker(broker, [awaits_a_cancelled_task, thread])
+    async with calling(broker, resend_s=0.1) as caller, running(worker):
+        with pytest.raises(ToolFailedError, match=r"CancelledError: .*own code") as raised:
+            async with asyncio.timeout(10):
+                await caller.call(name)
+        assert raised.value.type == "CancelledError"
+
+
 async def test_a_worker_checks_arguments_too(broker: Broker) -> None:
     async with calling(broker) as caller, running(Worker(broker, [add])):
         with pytest.raises(ToolArgumentsError, match="a: Input should be a valid integer"):
