@@ -157,6 +157,19 @@ async def what_ran_goes_on_where_it_was(gate: Gate) -> AsyncGenerator[None]:
     assert [name for part in streamed if part.event == "updates" for name in part.data] == steps
 
 
+async def what_ran_goes_on_before_a_run_whose_time_has_come(gate: Gate) -> AsyncGenerator[None]:
+    """That run was created first, and its time comes while another run is under way."""
+    client, thread = gate.client, await a_thread(gate.client)
+    later = await client.runs.create(thread, "walk", input={"steps": ["later"]}, after_seconds=1)
+    run = await gate.created(thread, "held", input={"go": gate.name})
+    await asyncio.sleep(1)
+    yield
+    gate.open()
+    assert (await gate.joined(thread, run))["steps"] == ["before", "hold", "after"]
+    done = await gate.joined(thread, later)
+    assert done["steps"] == ["before", "hold", "after", "later", *WALKED]
+
+
 async def _all(stream: Any) -> list[Any]:
     return [part async for part in stream]
 

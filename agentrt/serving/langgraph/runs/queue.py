@@ -105,7 +105,9 @@ class RunQueue:
 
     async def resume(self) -> None:
         """Queue the unfinished runs in the database, and start the runs that may run."""
-        for record in await self._state.runs.active():
+        records = await self._state.runs.active()
+        # A run that has begun continues before an earlier run that waited for its start time.
+        for record in sorted(records, key=lambda record: record.attempt == 0):
             self._add(record)
         self._dispatch()
 
