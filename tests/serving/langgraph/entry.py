@@ -52,6 +52,15 @@ async def hold(state: State, config: RunnableConfig) -> State:
     return {"steps": ["hold"]}
 
 
+async def hold_on(state: State, config: RunnableConfig) -> State:
+    """Hold, and hold again when the run is stopped."""
+    try:
+        return await hold(state, config)
+    except asyncio.CancelledError:
+        await hold(state, config)
+        raise
+
+
 async def gate(state: Any, config: RunnableConfig) -> None:
     """Wait for the file."""
     note("hold", config)
@@ -73,8 +82,10 @@ def graphs() -> dict[str, Any]:
         [("before", walker("before")), ("hold", hold), ("after", walker("after"))]
     )
     held.add_edge(START, "before")
+    slow = StateGraph(State).add_sequence([("before", walker("before")), ("hold", hold_on)])
+    slow.add_edge(START, "before")
     asks = StateGraph(State).add_node("ask", answer_and_hold).add_edge(START, "ask")
-    return {"walk": walk, "held": held, "asks": asks, **Nested(note, gate).all()}
+    return {"walk": walk, "held": held, "slow": slow, "asks": asks, **Nested(note, gate).all()}
 
 
 async def main(database: str, port: int) -> None:

@@ -170,6 +170,24 @@ async def what_ran_goes_on_before_a_run_whose_time_has_come(gate: Gate) -> Async
     assert done["steps"] == ["before", "hold", "after", "later", *WALKED]
 
 
+async def what_another_run_stops_does_not_run_on(gate: Gate) -> AsyncGenerator[None]:
+    """It was being stopped as the server ended. Only what is rolled back leaves no steps."""
+    client, strategies = gate.client, {"interrupt": ["before"], "rollback": []}
+    entered, states = [], [*strategies.values()]
+    for strategy in strategies:
+        thread, given = await a_thread(client), {"steps": ["in"]}
+        run = await gate.created(thread, "slow", input={"go": gate.name})
+        how: Any = {"input": given, "multitask_strategy": strategy}
+        entered.append((thread, await client.runs.create(thread, "walk", **how)))
+        await gate.reached(run, 2)
+    yield
+    gate.open()
+    for (thread, run), steps in zip(entered, states, strict=True):
+        assert (await gate.joined(thread, run))["steps"] == [*steps, "in", *WALKED]
+        assert len(await client.runs.list(thread, status="interrupted")) == len(steps)
+        assert (await client.threads.get(thread))["status"] == "idle"
+
+
 async def _all(stream: Any) -> list[Any]:
     return [part async for part in stream]
 

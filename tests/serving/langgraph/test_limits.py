@@ -94,7 +94,7 @@ async def test_a_server_that_ends_takes_no_new_runs(
 
 async def test_a_run_that_has_not_ended_has_no_result() -> None:
     """A server that ends breaks the connection of who waits; a null would pass for a result."""
-    record = RunRecord("r", 1, "t", "default", "a", "g", 1, 0, 0, {}, {}, None)
+    record = RunRecord("r", 1, "t", "default", "a", "g", 1, 0, 0, "enqueue", {}, {}, None)
     live = LiveRun(record, EventLog("r", None, resumable=False))  # type: ignore[arg-type]  # nothing is written
     live.done.set()
     waiting = result_response(live, {}, keep_alive_s=10)

@@ -61,6 +61,7 @@ class RunRecord:
     attempt: int
     created_at: float
     start_at: float
+    multitask_strategy: str
     metadata: Fields
     kwargs: Fields
     origin: Origin | None

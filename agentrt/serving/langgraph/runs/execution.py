@@ -335,7 +335,7 @@ class Execution:
         self._record = live.record
         self._opened = AsyncExitStack()  # closes the graph that a factory has made
         self._graph: Graph | None = None
-        self._begun = False
+        self._begun = live.record.attempt > 0
         self._began = time.time()
         self._stream = adapter_of(live.record)
         self._tried = False

@@ -104,11 +104,25 @@ class RunQueue:
         return queued
 
     async def resume(self) -> None:
-        """Queue the unfinished runs in the database, and start the runs that may run."""
+        """Queue the unfinished runs in the database, and start the runs that may run.
+
+        If a later run of a thread has the multitask strategy ``interrupt`` or ``rollback``, the
+        last server stopped before it had stopped the earlier runs of the thread. They are stopped
+        now: runs that have begun in their turn, because a rollback must end before the next run.
+        """
         records = await self._state.runs.active()
         # A run that has begun continues before an earlier run that waited for its start time.
         for record in sorted(records, key=lambda record: record.attempt == 0):
             self._add(record)
+        stopping: dict[str, Any] = {}  # the last strategy that stops earlier runs, by thread
+        for record in reversed(records):
+            live, strategy = self._live[record.run_id], stopping.get(record.thread_id)
+            if strategy is not None and record.attempt:
+                live.stop(strategy)
+            elif strategy is not None:
+                self.cancel(live, strategy)
+            if record.multitask_strategy in ("interrupt", "rollback"):
+                stopping[record.thread_id] = record.multitask_strategy
         self._dispatch()
 
     def _add(self, record: RunRecord) -> LiveRun:
