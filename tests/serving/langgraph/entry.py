@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import operator
+import os
+import signal
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -24,12 +26,26 @@ from tests.serving.alone import serve_alone
 from tests.serving.langgraph.nested import Nested
 
 WALK = 6
+KILL = "kill"
 _folder = Path()
 
 
 class State(TypedDict, total=False):
     go: str
     steps: Annotated[list[str], operator.add]
+
+
+def added(old: list[str], new: list[str]) -> list[str]:
+    """Append, and kill this process if the folder says so."""
+    if (_folder / KILL).exists():
+        (_folder / KILL).unlink()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return old + new
+
+
+class Counted(TypedDict, total=False):
+    go: str
+    steps: Annotated[list[str], added]
 
 
 def note(name: str, config: RunnableConfig) -> None:
@@ -75,6 +91,12 @@ async def answer_and_hold(state: State, config: RunnableConfig) -> State:
     return {"steps": [answer, interrupt("two")]}
 
 
+async def ask_and_hold(state: Counted, config: RunnableConfig) -> Counted:
+    answer = interrupt("one")
+    await gate(state, config)
+    return {"steps": [answer]}
+
+
 def graphs() -> dict[str, Any]:
     walk = StateGraph(State)
     walk.add_sequence([(f"n{n}", walker(f"n{n}")) for n in range(WALK)]).add_edge(START, "n0")
@@ -85,7 +107,10 @@ def graphs() -> dict[str, Any]:
     slow = StateGraph(State).add_sequence([("before", walker("before")), ("hold", hold_on)])
     slow.add_edge(START, "before")
     asks = StateGraph(State).add_node("ask", answer_and_hold).add_edge(START, "ask")
-    return {"walk": walk, "held": held, "slow": slow, "asks": asks, **Nested(note, gate).all()}
+    kills = StateGraph(Counted).add_node("ask", ask_and_hold).add_edge(START, "ask")
+    kills.add_node("beside", lambda _: {"steps": ["beside"]}).add_edge(START, "beside")
+    own = {"walk": walk, "held": held, "slow": slow, "asks": asks, "kills": kills}
+    return {**own, **Nested(note, gate).all()}
 
 
 async def main(database: str, port: int) -> None:

@@ -388,10 +388,11 @@ class Runs:
 
     async def remove(self, run_id: str) -> None:
         """Delete a run and its events."""
-        await self._database.write(
-            sa.delete(events).where(events.c.run_id == run_id),
-            sa.delete(runs).where(runs.c.run_id == run_id),
-        )
+        await self._database.write(*self.removal(run_id))
+
+    def removal(self, run_id: str) -> list[sa.Delete]:
+        """Return the statements that delete a run and its events."""
+        return [sa.delete(table).where(table.c.run_id == run_id) for table in (events, runs)]
 
 
 def _about(new: NewRun) -> dict[str, Any]:

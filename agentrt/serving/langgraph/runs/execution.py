@@ -522,14 +522,17 @@ class Execution:
             self._state.webhooks.begin(self._record.run_id)
 
     async def _roll_back(self) -> None:
-        """Undo the run's changes to the state of its thread, and delete the run."""
+        """Undo the run's changes to the state of its thread, and delete the run. The run's row is
+        deleted in the transaction that stores the thread's state, because only a run can change the
+        status of a busy thread after a kill.
+        """
         record, storage = self._record, self._state.storage
         if record.origin is not None:
             await storage.revoked.revoke(record.run_id)
             await _roll_back(storage.database, record.thread_id, record.origin)
-        await self._state.runs.remove(record.run_id)
         state = await self._thread_state()
-        await self._state.threads.update_state(record.thread_id, state)
+        removal = self._state.runs.removal(record.run_id)
+        await self._state.threads.update_state(record.thread_id, state, *removal)
         self._live.result = encode(state.get("values") or {})
 
     async def _thread_state(self) -> dict[str, Any]:

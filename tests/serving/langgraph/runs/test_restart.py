@@ -9,12 +9,14 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import pytest_asyncio
 from langgraph_sdk import get_client
 from langgraph_sdk.client import LangGraphClient
 
 from tests.serving.langgraph import interrupted as after
+from tests.serving.langgraph.entry import KILL
 from tests.serving.langgraph.interrupted import SOME, WALKED, Gate, Scenario
 from tests.serving.langgraph.postgres import new_database
 from tests.serving.langgraph.processes import Process
@@ -138,6 +140,24 @@ async def test_an_answer_is_used_once_however_often_the_server_is_killed(
         for one in held:
             await gate.reached(one.run, kills + 1)
     await gate.ask_two(held)
+
+
+@on("sqlite-killed")
+async def test_no_thread_is_busy_for_ever_after_a_kill_during_a_rollback(server: Restarts) -> None:
+    """The server is killed by a reducer, which it calls to store the thread's state."""
+    client, gate = server.client, server.gate()
+    thread = await a_thread(client)
+    await client.runs.wait(thread, "kills", input={"go": gate.name})
+    run = await gate.created(thread, "kills", command={"resume": "1"})
+    (server.folder / KILL).touch()
+    with pytest.raises(httpx.TransportError):
+        await client.runs.cancel(thread, run["run_id"], wait=True, action="rollback")
+    await server.process.died()
+    await server.process.start()
+    gate.open()
+    for left in await client.runs.list(thread):
+        await client.runs.join(thread, left["run_id"])
+    assert (await client.threads.get(thread))["status"] != "busy"
 
 
 @on("sqlite-killed")
