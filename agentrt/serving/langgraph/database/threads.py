@@ -127,6 +127,8 @@ class Threads:
         async with self._database.writing(rows=True) as connection:
             for statement in run_end:
                 await connection.execute(statement)
+            # A statement of its own: PostgreSQL would read the runs as of before it has the lock.
+            await connection.execute(_LOCK, {_KEY: key})
             row = (await connection.execute(_BEFORE, {_KEY: key})).first()
             busy, before = (False, None) if row is None else row
             status = "busy" if busy else state["status"]
@@ -163,6 +165,7 @@ _FIND = sa.select(threads).where(
 _FIND_LOCKED = _FIND.with_for_update()
 _INSERT = sa.insert(threads)
 _CHANGE = sa.update(threads).where(threads.c.thread_id == sa.bindparam(_KEY))
+_LOCK = sa.select(sa.literal(1)).where(threads.c.thread_id == sa.bindparam(_KEY)).with_for_update()
 _IS_BUSY = sa.exists().where(runs.c.thread_id == threads.c.thread_id, runs.c.status.in_(ACTIVE))
 _BEFORE = sa.select(_IS_BUSY, threads.c.interrupts).where(threads.c.thread_id == sa.bindparam(_KEY))
 

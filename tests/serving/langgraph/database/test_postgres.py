@@ -29,7 +29,8 @@ from agentrt.serving.langgraph.outages import READER
 from agentrt.serving.lifetimes import ThreadTtl
 from agentrt.serving.server import Server
 from tests.doubles.scripted import ScriptedExecutor
-from tests.serving.langgraph.graphs import all_graphs
+from tests.serving.langgraph.graphs import GATES, TURN_S, all_graphs
+from tests.serving.langgraph.postgres import new_database
 from tests.serving.langgraph.runs.test_runs import DONE, IN, a_thread
 from tests.serving.langgraph.runs.test_sweep import a_run, end
 from tests.serving.langgraph.serve import Serving, serving
@@ -66,6 +67,47 @@ async def test_threads_runs_and_states(client: LangGraphClient, url: str) -> Non
     assert await _values_of(url, thread) == 0
     with pytest.raises(NotFoundError):
         await client.threads.get(thread)
+
+
+_ENTERS_SLOWLY = """
+CREATE FUNCTION hold() RETURNS trigger LANGUAGE plpgsql AS
+$$ BEGIN PERFORM pg_advisory_xact_lock(42); RETURN NEW; END $$;
+CREATE TRIGGER hold BEFORE INSERT ON agentrt_runs FOR EACH ROW EXECUTE FUNCTION hold();
+"""
+
+
+async def test_a_thread_is_busy_if_a_run_enters_as_another_ends(url: str) -> None:
+    """The row of the thread is locked by the new run as the state of the ended run is stored."""
+    database, first, second = new_database(url), str(uuid4()), str(uuid4())
+    own = await psycopg.AsyncConnection.connect(database, autocommit=True)
+    with serving(all_graphs(), database) as it:
+        async with own, get_client(url=it.url) as client:
+            thread = await a_thread(client)
+            await client.runs.create(thread, "gate", input={"gate": first, "steps": []})
+            await GATES.reached(first)
+            await own.execute(_ENTERS_SLOWLY)
+            await own.execute("SELECT pg_advisory_lock(42)")
+            entering = asyncio.create_task(
+                client.runs.create(thread, "gate", input={"gate": second, "steps": []})
+            )
+            await _waiting(own, 1)
+            GATES.open(first)
+            await _waiting(own, 2)
+            await own.execute("SELECT pg_advisory_unlock(42)")
+            run = await entering
+            await GATES.reached(second)
+            assert (await client.threads.get(thread))["status"] == "busy"
+            GATES.open(second)
+            await client.runs.join(thread, run["run_id"])
+            assert (await client.threads.get(thread))["status"] == "idle"
+
+
+async def _waiting(connection: psycopg.AsyncConnection[Any], transactions: int) -> None:
+    """Wait until so many transactions wait for locks."""
+    query = "SELECT count(DISTINCT pid) FROM pg_locks WHERE NOT granted"
+    async with asyncio.timeout(TURN_S):
+        while (await (await connection.execute(query)).fetchone()) != (transactions,):
+            await asyncio.sleep(0.01)
 
 
 async def _values_of(url: str, thread: str) -> int:
