@@ -14,6 +14,7 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 from contextvars import Context, copy_context
 from functools import partial
 from typing import Any
+from weakref import WeakValueDictionary
 
 from sqlalchemy import Row
 
@@ -61,6 +62,7 @@ class RunQueue:
         self._live_of: Counter[str] = Counter()  # by tenant
         self._entering: Counter[str] = Counter()  # by tenant
         self._listeners: defaultdict[str, list[asyncio.Queue[LiveRun | None]]] = defaultdict(list)
+        self._holding = WeakValueDictionary[str, asyncio.Lock]()  # by thread
         self._open = True
 
     @contextmanager
@@ -139,6 +141,17 @@ class RunQueue:
     def get(self, run_id: str) -> LiveRun | None:
         """Return a live run; None if the run has ended or is unknown."""
         return self._live.get(run_id)
+
+    @asynccontextmanager
+    async def holding(self, thread: str) -> AsyncIterator[None]:
+        """Start no run of a thread until the ``with`` block ends, because the block reads or
+        changes the thread's checkpoints. Blocks of the same thread run one after another.
+        """
+        try:
+            async with self._holding.setdefault(thread, asyncio.Lock()):
+                yield
+        finally:
+            self._dispatch(thread)
 
     def is_running(self, thread: str) -> bool:
         """Return whether a thread has a running run."""
@@ -229,7 +242,7 @@ class RunQueue:
 
     def _dispatch(self, changed: str | None = None) -> None:
         """Start the runs that may run now: in each thread without a running run, the first run
-        whose start time has come.
+        whose start time has come. A thread that is held (`holding`) counts as running.
 
         ``changed`` is the only thread in which a run may have become able to start; None means any
         thread.
@@ -240,9 +253,11 @@ class RunQueue:
             if not self._open or len(self._running) >= MAX_RUNNING:
                 return
             thread = live.record.thread_id
-            if changed is not None and thread in self._running:
+            hold = self._holding.get(thread)
+            is_busy = thread in self._running or (hold is not None and hold.locked())
+            if changed is not None and is_busy:
                 return
-            if thread not in self._running and live.record.start_at <= now:
+            if not is_busy and live.record.start_at <= now:
                 self._leave(live)
                 self._running[thread] = live
                 self._start(live)

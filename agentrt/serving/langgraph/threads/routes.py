@@ -71,7 +71,8 @@ class StateRoutes(Routes):
         checkpoint forks the thread's history there.
         """
         key = str(thread_id)
-        async with self._graph(caller, thread_id, "update") as opened:
+        opening = self._graph(caller, thread_id, "update")
+        async with opening as opened, self._queue.holding(key):
             if opened is None:
                 raise invalid(
                     f"thread {key} has no graph of this server; start a run in it, or set its "
@@ -315,8 +316,10 @@ class ThreadRoutes(Routes):
             if body.strategy == "delete":
                 await self._forget(str(key))
             else:
-                self._check_at_rest(key)
-                if not await keep_latest(self._database, str(key)):
+                async with self._queue.holding(str(key)):
+                    self._check_at_rest(key)
+                    is_pruned = await keep_latest(self._database, str(key))
+                if not is_pruned:
                     raise conflict(
                         f"thread {key} cannot be pruned, because its graph has a DeltaChannel and "
                         "needs earlier checkpoints; delete the thread instead"
@@ -363,6 +366,10 @@ class ThreadRoutes(Routes):
         """Create a thread with the state and the history of another thread, but without its runs.
         Raises 409 if the other thread does not exist, as LangGraph's own server does.
         """
+        async with self._queue.holding(str(thread_id)):
+            return JSON(await self._copy(caller, thread_id))
+
+    async def _copy(self, caller: Requester, thread_id: UUID) -> Object:
         try:
             row = await self._state.thread(caller, thread_id, "read")
         except HTTPException as error:
@@ -382,7 +389,7 @@ class ThreadRoutes(Routes):
         if state["status"] == "busy":  # because of runs that wait, which are not copied
             state |= await self._states.at_rest(caller, thread_id)
         await self._all.update_state(new["thread_id"], state)
-        return JSON(thread_json(await self._all.get(caller.tenant, key)))
+        return thread_json(await self._all.get(caller.tenant, key))
 
     async def forget_all_of(self, caller: Requester, assistant_id: str) -> None:
         """Delete the threads whose last run belongs to an assistant, and that the caller may

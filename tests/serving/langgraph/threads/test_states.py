@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
+from langgraph.graph import START, StateGraph
+from langgraph_sdk import get_client
 from langgraph_sdk.client import LangGraphClient
 from langgraph_sdk.errors import ConflictError, UnprocessableEntityError
 
-from tests.serving.langgraph.graphs import GATES
+from tests.serving.langgraph.graphs import GATES, Gated
 from tests.serving.langgraph.runs.test_runs import IN, a_thread, at_a_gate
+from tests.serving.langgraph.serve import serving
 
 
 async def a_done_thread(client: LangGraphClient) -> str:
@@ -37,6 +43,48 @@ async def test_a_state_is_not_changed_under_a_run(client: LangGraphClient) -> No
         await client.threads.copy(thread)
     GATES.open(gate)
     await client.runs.join(thread, run)
+
+
+def routed_graph() -> StateGraph[Any]:
+    """A node whose next node is chosen at the gate that the state names, if any."""
+
+    async def route(state: Gated) -> str:
+        if state["gate"]:
+            await GATES.passing(state["gate"])
+        return "after"
+
+    builder = StateGraph(Gated).add_edge(START, "before")
+    builder.add_node("before", lambda _: {"steps": ["before"]})
+    builder.add_node("after", lambda _: {"steps": ["after"]})
+    return builder.add_conditional_edges("before", route, ["after"])
+
+
+async def test_a_run_begins_after_the_changes_of_a_state_that_are_under_way(tmp_path: Path) -> None:
+    """Both would start from the same state, and the later one would undo the other."""
+    gates, given = [str(uuid4()), str(uuid4())], {"gate": "", "steps": ["in"]}
+    with serving({"routed": routed_graph()}, tmp_path / "a.db") as it:
+        async with get_client(url=it.url) as client:
+            thread = await a_thread(client)
+            await client.runs.wait(thread, "routed", input=given)
+            changing = []
+            for gate in gates:
+                values: Any = {"gate": gate, "steps": [gate]}
+                change = client.threads.update_state(thread, values, as_node="before")
+                changing.append(asyncio.create_task(change))
+                if gate == gates[0]:
+                    await GATES.reached(gate)
+            running = asyncio.create_task(client.runs.wait(thread, "routed", input=given))
+            while len(await client.runs.list(thread)) < 2:
+                await asyncio.sleep(0.01)
+            for gate in gates:
+                GATES.open(gate)
+            await running
+            done = await asyncio.gather(*changing, return_exceptions=True)
+            kept = gates if isinstance(done[1], dict) else gates[:1]  # if the run was not there yet
+            assert isinstance(done[0], dict)
+            state: Any = await client.threads.get_state(thread)
+            steps = ["in", "before", "after"]
+            assert state["values"]["steps"] == [*steps, *kept, *steps]
 
 
 @pytest.mark.parametrize("node", ["first", "nobody"])
