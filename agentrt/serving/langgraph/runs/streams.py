@@ -156,16 +156,18 @@ class EventLog:
         """Yield the events after the event number ``after``, until the run ends.
 
         Raises `FellBehindError` if the next event is no longer available: a resumable run stores
-        only its last `MAX_STORED` events, and any other run has only its latest events in memory.
-        With ``may_skip``, deleted events of a resumable run are skipped.
+        only its last `MAX_STORED` events, and none once it is deleted, and any other run has only
+        its latest events in memory. With ``may_skip``, deleted events of a resumable run are
+        skipped.
         """
         at = after
         while True:
             changed, closed = self._changed, self.closed
-            for event in await self._since(at, may_skip=may_skip):
+            available = await self._since(at, may_skip=may_skip)
+            for event in available:
                 yield event
                 at = event.number
-            if at < self.last:
+            if available and at < self.last:
                 continue
             if closed:
                 return
@@ -181,6 +183,10 @@ class EventLog:
                 "read faster, or join the run again"
             )
         page = await stored_events(self._database, self.run_id, at)
+        if not page and not may_skip:
+            raise FellBehindError(
+                f"the events of run {self.run_id} from {at + 1} on were deleted with the run"
+            )
         if not may_skip:
             _check_next(page, self.run_id, at)
         return page

@@ -6,14 +6,16 @@ import asyncio
 from collections.abc import AsyncIterator
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import pytest_asyncio
 
 from agentrt.serving.langgraph.database.connections import Address, Database, open_database
+from agentrt.serving.langgraph.database.runs import Runs
 from agentrt.serving.langgraph.runs import streams
 from agentrt.serving.langgraph.runs.streams import EventLog, FellBehindError, replay
+from tests.serving.langgraph.graphs import TURN_S
 
 
 @pytest_asyncio.fixture
@@ -161,3 +163,18 @@ async def test_a_reader_is_told_which_stored_events_were_deleted(
         for after, may_skip in ((400, False), (7, True)):
             events = [event.number async for event in read(after, may_skip=may_skip)]
             assert events == list(range(401, 1001))
+
+
+async def test_a_reader_ends_where_the_events_of_its_run_were_deleted(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run is deleted or rolled back as the reader is behind."""
+    monkeypatch.setattr(streams, "MAX_EVENTS", 3)
+    log = EventLog("r", database, resumable=True)
+    await log.put([("values", b"1")] * 10)
+    await Runs(database, cast("Any", None)).remove("r")
+    log.close()
+    async with asyncio.timeout(TURN_S):
+        with pytest.raises(FellBehindError, match="from 3 on were deleted"):
+            await numbers(log, 2)
+        assert [event.number async for event in log.follow(2, may_skip=True)] == []
