@@ -228,7 +228,7 @@ def describe_run(served_run: ServedRun) -> dict[str, Any]:
         described["error"] = {"type": type(run.error).__name__, "message": text_of(run.error)}
         if isinstance(run.error, SubmittedProgramError):
             described["error"] |= {"line": run.error.line, "traceback": run.error.traceback}
-    elif served_run.is_late:
+    elif served_run.is_late and run.state is RunState.CANCELLED:
         described["error"] = LATE
     return described
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sqlite3
 import threading
@@ -100,3 +101,23 @@ async def test_a_journal_that_cannot_be_read_is_a_fault_of_the_server(tmp_path: 
         answer = await local.client.get("/v1/programs/main/runs/main-9")
         renamed("away", "agentrt_programs")
         assert (answer.status_code, answer.json()["error"]["type"]) == (500, "server_error")
+
+
+async def test_a_program_that_returns_at_its_deadline_is_done(tmp_path: Path) -> None:
+    """The next server says the same."""
+
+    async def returns(ctx: Context) -> str:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            return "what there is"
+        raise AssertionError
+
+    async with served(tmp_path / "j", of(returns)) as local:
+        run = await local.started("main", deadline=0.1)
+        assert await local.done(run) == "what there is"
+        first = await local.run(run)
+    async with served(tmp_path / "j", of(returns)) as local:
+        second = await local.run(run)
+    for described in (first, second):
+        assert (described["result"], described["error"]) == ("what there is", None)
