@@ -78,23 +78,23 @@ def answer_in(message: Message) -> Any:
     return "\n".join(get_text_parts(message.parts))
 
 
-def question_of(resume: Any, questions: Sequence[str]) -> str:
-    """Return the id of a question that ``resume`` answers; ``questions`` are the ids of all open
-    questions. The run with the answer must claim this question, so that an answer is refused if the
-    question is not open.
+def answered_by(resume: Any, questions: Sequence[str]) -> Sequence[str]:
+    """Return the ids of the questions that ``resume`` answers; ``questions`` are the ids of all
+    open questions. The run with the answers must claim them, so that it is refused if one of them
+    is not open.
 
     Raises `InvalidParamsError` if several questions are open and ``resume`` does not say which
     question it answers.
     """
     if is_answer_map(resume) and resume:
-        return str(next(iter(resume)))
+        return list(resume)
     if len(questions) > 1:
         ids = ", ".join(questions)
         raise InvalidParamsError(
             f"the task has {len(questions)} open questions; send resume as an object that "
             f"has the answers under the ids {ids}"
         )
-    return questions[0]
+    return questions
 
 
 def _block(part: Part) -> dict[str, Any]:

@@ -8,7 +8,7 @@ questions. The SDK parses requests and formats responses, in versions 0.3 and 1.
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from typing import Any
@@ -167,7 +167,7 @@ class Tasks(RequestHandler):
         message, caller = params.message, caller_of(context)
         thread = _uuid("contextId", message.context_id) if message.context_id else uuid4()
         fields: dict[str, Any] = {"if_not_exists": "create", "stream_mode": ["messages-tuple"]}
-        answers = None
+        answers: Sequence[str] = ()
         if params.configuration.HasField("task_push_notification_config"):
             raise PushNotificationNotSupportedError
         if message.task_id:
@@ -185,7 +185,7 @@ class Tasks(RequestHandler):
             fields["metadata"] = {"a2a": {"task_id": task.key}}
             if task.questions:
                 resume = values.answer_in(message)
-                answers = values.question_of(resume, task.questions)
+                answers = values.answered_by(resume, task.questions)
                 fields["command"] = Command(resume=resume)
         if "command" not in fields:
             fields["input"] = await self._input(params, context)

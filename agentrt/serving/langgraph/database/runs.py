@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -97,8 +97,8 @@ class NewRun:
     """A run to create, in ``thread``; None means a new thread, which may be ``temporary``.
 
     ``make_thread`` creates ``thread`` if it does not exist. ``inherited`` is the metadata of the
-    assistant, and ``body_config`` the config of the request's body. ``answers`` is the id of an
-    interrupt that the run answers, and that must be open. ``claim`` is an update in the transaction
+    assistant, and ``body_config`` the config of the request's body. ``answers`` are the ids of
+    interrupts that the run answers; they must be open. ``claim`` is an update in the transaction
     that creates the run: if it changes no row, the run is not created. ``user`` is the id of the
     user who starts the run.
     """
@@ -110,7 +110,7 @@ class NewRun:
     make_thread: bool
     inherited: Fields = field(default_factory=dict)
     body_config: Fields = field(default_factory=dict)
-    answers: str | None = None
+    answers: Collection[str] = ()
     claim: sa.Update | None = None
     run_id: UUID = field(default_factory=uuid4)
     user: str = ""
@@ -171,7 +171,7 @@ class Runs:
 
         Raises 404 if the thread does not exist or the filter ``only`` hides it, and 403 if ``only``
         would hide the thread that `NewRun.make_thread` creates. Raises 409 if the thread has an
-        active run and the strategy is ``reject``, if the interrupt that `NewRun.answers` names is
+        active run and the strategy is ``reject``, if an interrupt that `NewRun.answers` names is
         not open, or if the update `NewRun.claim` changes no row. Raises 507 if the tenant has
         reached its limit of threads.
         """
@@ -213,13 +213,13 @@ class Runs:
         row["metadata"] = {**new.inherited, **own}
         rows = (await connection.execute(_ACTIVE_IN, {_KEY: str(thread)})).all()
         others = [other.run_id for other in rows]
-        if new.answers is not None and not is_open(
-            new.answers, by_task, [json.loads(other.kwargs) for other in rows]
-        ):
-            raise conflict(
-                f"interrupt {new.answers} of thread {thread} is not open; it was answered "
-                "already, was withdrawn, or does not exist"
-            )
+        active = [json.loads(other.kwargs) for other in rows] if new.answers else []
+        for answered in new.answers:
+            if not is_open(answered, by_task, active):
+                raise conflict(
+                    f"interrupt {answered} of thread {thread} is not open; it was answered "
+                    "already, was withdrawn, or does not exist"
+                )
         if others and new.columns["multitask_strategy"] == "reject":
             raise conflict(
                 f"thread {thread} has a run that has not ended; wait for its end, or choose "

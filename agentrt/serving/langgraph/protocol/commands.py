@@ -235,7 +235,7 @@ class ProtocolCommands:
             metadata=respond.metadata,
         )
         try:
-            started, _ = await self._starts.start(caller, thread, body, next(iter(answers)))
+            started, _ = await self._starts.start(caller, thread, body, answers)
         except HTTPException as error:
             if error.status_code != 409:
                 raise

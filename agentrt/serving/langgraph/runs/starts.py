@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Annotated, Any
@@ -108,13 +108,13 @@ class StartRoutes(Routes):
         caller: Requester,
         thread: UUID | None,
         body: RunBody,
-        answers: str | None = None,
+        answers: Collection[str] = (),
         *,
         claim: sa.Update | None = None,
     ) -> tuple[Row[Any], LiveRun]:
         """Start a run in ``thread``, or in a new thread if ``thread`` is None.
 
-        ``answers`` is the id of the interrupt that the run answers, which must be open. ``claim``
+        ``answers`` are the ids of interrupts that the run answers, which must be open. ``claim``
         is as in `NewRun`. Raises 404, 409 or 422 for a bad request, and 403 if the hooks do not
         allow the run. Raises 429 if the queue is full, 503 if the server is shutting down, 507 if
         the tenant has reached its limit of threads, and `BusyError` if the tenant has reached

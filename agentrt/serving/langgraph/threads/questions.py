@@ -176,7 +176,7 @@ class ThreadQuestions:
             caller = Requester.of_config(question.tenant, user, None)
         try:
             thread = UUID(question.thread)
-            run, _ = await self._starts.start(caller, thread, body, interrupt_id)
+            run, _ = await self._starts.start(caller, thread, body, [interrupt_id])
         except HTTPException as error:
             if error.status_code != _CONFLICT:
                 raise

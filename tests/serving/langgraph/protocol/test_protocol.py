@@ -288,6 +288,22 @@ async def test_several_questions_are_answered_at_once(http: httpx.AsyncClient) -
     assert sorted(told(events[-2])[1]["steps"]) == ["aa", "bb", "in"]
 
 
+async def test_answers_are_refused_if_any_of_their_questions_was_answered(
+    http: httpx.AsyncClient, client: LangGraphClient
+) -> None:
+    """The run with the first answer waits."""
+    thread = str(uuid4())
+    await start(http, thread, "fan", {"steps": ["a", "b"]})
+    events = await until(http, thread, "interrupted", channels=["input", "lifecycle"])
+    keys = [told(one)[1]["interrupt_id"] for one in events if one["method"] == "input.requested"]
+    command_of: Any = {"resume": {keys[1]: "first"}}
+    run = await client.runs.create(thread, "fan", command=command_of, after_seconds=3600)
+    responses = [{"namespace": [], "interrupt_id": key, "response": "second"} for key in keys]
+    done = await command(http, thread, "input.respond", responses=responses)
+    assert (done["type"], done["error"]) == ("error", "no_such_interrupt")
+    await client.runs.cancel(thread, run["run_id"])
+
+
 async def test_a_message_arrives_token_by_token(http: httpx.AsyncClient) -> None:
     thread = str(uuid4())
     await start(http, thread, "chat", {"messages": [{"role": "user", "content": "hi"}]})
