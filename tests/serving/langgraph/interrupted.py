@@ -160,7 +160,8 @@ async def what_ran_goes_on_where_it_was(gate: Gate) -> AsyncGenerator[None]:
 async def what_ran_goes_on_before_a_run_whose_time_has_come(gate: Gate) -> AsyncGenerator[None]:
     """That run was created first, and its time comes while another run is under way."""
     client, thread = gate.client, await a_thread(gate.client)
-    later = await client.runs.create(thread, "walk", input={"steps": ["later"]}, after_seconds=1)
+    given: Any = {"steps": ["later"]}
+    later = await client.runs.create(thread, "walk", input=given, after_seconds=1)
     run = await gate.created(thread, "held", input={"go": gate.name})
     await asyncio.sleep(1)
     yield
@@ -172,17 +173,18 @@ async def what_ran_goes_on_before_a_run_whose_time_has_come(gate: Gate) -> Async
 
 async def what_another_run_stops_does_not_run_on(gate: Gate) -> AsyncGenerator[None]:
     """It was being stopped as the server ended. Only what is rolled back leaves no steps."""
-    client, strategies = gate.client, {"interrupt": ["before"], "rollback": []}
-    entered, states = [], [*strategies.values()]
+    client, entered = gate.client, []
+    strategies: dict[str, Any] = {"interrupt": ["before"], "rollback": []}
+    given: Any = {"steps": ["in"]}
     for strategy in strategies:
-        thread, given = await a_thread(client), {"steps": ["in"]}
+        thread = await a_thread(client)
         run = await gate.created(thread, "slow", input={"go": gate.name})
         how: Any = {"input": given, "multitask_strategy": strategy}
         entered.append((thread, await client.runs.create(thread, "walk", **how)))
         await gate.reached(run, 2)
     yield
     gate.open()
-    for (thread, run), steps in zip(entered, states, strict=True):
+    for (thread, run), steps in zip(entered, strategies.values(), strict=True):
         assert (await gate.joined(thread, run))["steps"] == [*steps, "in", *WALKED]
         assert len(await client.runs.list(thread, status="interrupted")) == len(steps)
         assert (await client.threads.get(thread))["status"] == "idle"

@@ -61,7 +61,8 @@ def routed_graph() -> StateGraph[Any]:
 
 async def test_a_run_begins_after_the_changes_of_a_state_that_are_under_way(tmp_path: Path) -> None:
     """Both would start from the same state, and the later one would undo the other."""
-    gates, given = [str(uuid4()), str(uuid4())], {"gate": "", "steps": ["in"]}
+    gates = [str(uuid4()), str(uuid4())]
+    given: Any = {"gate": "", "steps": ["in"]}
     with serving({"routed": routed_graph()}, tmp_path / "a.db") as it:
         async with get_client(url=it.url) as client:
             thread = await a_thread(client)
