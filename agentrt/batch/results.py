@@ -1,7 +1,7 @@
 """The results of a batch, and the file with a line for each result.
 
 If the process is killed while it writes a line, the incomplete line is removed when the file is
-opened again.
+opened again. If only the line end is missing, it is added instead.
 """
 
 from __future__ import annotations

@@ -86,9 +86,9 @@ def update(url: str, api_key: str | None, path: str, **options: Any) -> None:
     "--mode",
     type=_MODE,
     default="keep",
-    help="What happens to calls in the engines: they stop until the resume (keep), end before the "
-    "pause begins (wait), or after the resume begin again if nobody has read their output yet, and "
-    "otherwise continue (abort).  [default: keep]",
+    help="What happens to calls in the engines: they stop, and continue after the resume (keep); "
+    "they end before the pause begins (wait); or they stop, and after the resume begin again if "
+    "nobody has read their output, and otherwise continue (abort).  [default: keep]",
 )
 def pause(url: str, api_key: str | None, mode: str) -> None:
     """Pause generation. Calls wait until 'agentrt weights resume'."""

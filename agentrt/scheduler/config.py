@@ -224,7 +224,9 @@ class SchedulerConfig:
 
 
 def _accepts(kind: type[SchedulerConfig], name: str, value: Any) -> bool:
-    """Return whether a setting has a value of a type that can be checked."""
+    """Return whether ``value`` has a type that the setting ``name`` allows. The value itself may be
+    outside the allowed range.
+    """
     try:
         kind(**{name: value})
     except ConfigError:

@@ -29,9 +29,9 @@ class _FailedEvent(BaseModel):
 
 
 def end_in_background(state: Any) -> None:
-    """Make the Responses API in ``state``, the state of vLLM's application, end each response that
-    it generates in the background. After its last event, the events of a response are followed by
-    None, at which readers stop.
+    """Make vLLM's Responses API end the events of each response that it generates in the
+    background: it adds None after a response's last event, and readers of the events stop at None.
+    ``state`` is the state of vLLM's application.
     """
     responses = getattr(state, "openai_serving_responses", None)
     if responses is None:

@@ -41,8 +41,8 @@ def load_ended(scheduler: Scheduler, request: Request) -> bool | None:
 
 
 def free_slots(scheduler: Scheduler) -> int:
-    """Return the number of batch slots that neither a running request holds nor a streaming session
-    that waits for its client's next input.
+    """Return the number of free batch slots. A running request holds a slot, and so does a
+    streaming session that waits for its client's next input.
     """
     taken = len(scheduler.running) + scheduler.num_waiting_for_streaming_input
     return int(scheduler.max_num_active_reqs - taken)

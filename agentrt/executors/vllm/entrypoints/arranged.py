@@ -229,7 +229,9 @@ class _Template:
 
 
 class _Reminders:
-    """Keeps reminders at their place in chats that ``render``, a method of a renderer, renders."""
+    """Keeps system and developer messages, such as a coding agent's reminders, at their place in a
+    chat. ``render`` is the method of a renderer that renders the chat.
+    """
 
     def __init__(self, render: Callable[..., Any], tokenizer: Callable[[], Any]) -> None:
         self._render, self._tokenizer = render, tokenizer

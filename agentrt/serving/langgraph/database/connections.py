@@ -478,7 +478,8 @@ async def reserved(address: Address) -> AsyncIterator[None]:
 
 async def _lock_file(path: Path, stack: AsyncExitStack, *, again: bool = False) -> None:
     """Lock a file next to the database. The lock is released when ``stack`` closes or this process
-    ends. Raises `ConfigError` if another process holds the lock, or, without ``again``, this one.
+    ends. Raises `ConfigError` if another process holds the lock. Also raises it if this process
+    already holds the lock, unless ``again`` is True.
     """
     for _ in range(_LOCK_TRIES):
         try:

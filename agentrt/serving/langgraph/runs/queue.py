@@ -109,8 +109,9 @@ class RunQueue:
         """Queue the unfinished runs in the database, and start the runs that may run.
 
         If a later run of a thread has the multitask strategy ``interrupt`` or ``rollback``, the
-        last server stopped before it had stopped the earlier runs of the thread. They are stopped
-        now: runs that have begun in their turn, because a rollback must end before the next run.
+        last server stopped before it had stopped the earlier runs of the thread. These earlier runs
+        are stopped now. An earlier run that had already begun is stopped only when its turn in the
+        thread comes, because a rollback must end before the thread's next run.
         """
         records = await self._state.runs.active()
         # A run that has begun continues before an earlier run that waited for its start time.
