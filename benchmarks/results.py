@@ -279,7 +279,9 @@ def _small_cache_table(results: Results) -> str:
 
 
 def _small_cache_range(figure: str) -> Callable[[Results], str]:
-    """Return the least and the greatest ratio to stock over the workloads in `_SMALL_CACHE`."""
+    """Return a function that returns, as text, the least and the greatest ratio to stock over the
+    workloads in `_SMALL_CACHE`.
+    """
 
     def spread(results: Results) -> str:
         ratios = _held_out_ratios(results, figure)

@@ -531,8 +531,10 @@ class Recorded:
         return value
 
     def _in_dag(self, inner: Scope, reply: Reply | None) -> tuple[int, tuple[int, ...]] | None:
-        """Return the id of a node in the DAG, and the ids of its parents; None if the DAG has no
-        such node.
+        """Return the id that an ended node has in the DAG, and the ids of its parents; None if the
+        node is not in the DAG.
+
+        ``inner`` is the scope in which the node ran. ``reply`` is the reply of a call.
         """
         made = None if inner.place is None else inner.place.last
         if reply is not None and reply.node >= 0:

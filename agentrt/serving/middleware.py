@@ -351,8 +351,8 @@ class Middleware:
 class _Sending:
     """A send function that adds the request's id to the answer, and keeps streams alive.
 
-    ``alive`` is the stream's keep-alive, if the answer is a stream. ``is_begun`` is True after the
-    head of the answer was sent, and ``is_over`` after all of it was sent.
+    ``alive`` is the stream's keep-alive, if the answer is a stream. ``is_begun`` is True as
+    soon as sending the head of the answer begins, and ``is_over`` after all of it was sent.
     """
 
     __slots__ = ("_interval_s", "_path", "_request_id", "_send", "alive", "is_begun", "is_over")

@@ -192,7 +192,7 @@ class EngineActor:
         return None if cached is None else (*cached, self._engine.hashing)
 
     async def notify(self, notes: list[Notification]) -> None:
-        """Pass to the engine notifications of what programs do."""
+        """Pass notifications of what programs do to the engine."""
         for note in notes:
             self._engine.notify(note)
 

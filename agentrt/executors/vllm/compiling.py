@@ -10,7 +10,8 @@ the batch wait for it. The mask for a pattern of 30 characters can take a second
 grammar is first tested in the thread that compiles it, and a request ends if one of its masks takes
 too long later.
 
-`calls` checks a constraint in the engine's client before its call is submitted.
+The module `calls` checks a constraint in the engine's client before the call with this constraint
+is submitted.
 """
 
 from __future__ import annotations

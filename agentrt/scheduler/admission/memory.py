@@ -183,7 +183,7 @@ class WorkingSet(Admission):
         The context is held for the time that computing the whole cache takes. After that time,
         holding the context's share of the cache has cost more than recomputing the context would
         (the ski rental rule). The context is not held at all if the expected time until the
-        program's next call is longer than that time, multiplied by the probability of such a call.
+        program's next call is longer than that time multiplied by the probability of such a call.
         """
         if _can_run(program) or not program.resident or program.cached is None:
             return

@@ -71,8 +71,8 @@ class ServedRun:
         return box
 
     def publish(self, event: Event | QuestionView) -> None:
-        """Put an event into all watchers' queues. A full queue misses an event about a node; for a
-        question and for the run's end, such an event is dropped instead.
+        """Put an event into all watchers' queues. If a queue is full, an event about a node is not
+        put into it, and any other event replaces the oldest event about a node (`_make_room`).
         """
         for box in self.watchers:
             if box.full():

@@ -174,10 +174,11 @@ class Tenants:
         Raises `BusyError` and counts nothing if the request would exceed a limit.
         """
         use = self._use(tenant)
-        if use.calls + calls > use.limits.calls:
+        if use.calls + calls > (most := use.limits.calls):
+            advice = "wait until calls have ended" if calls <= most else "send fewer calls at once"
             raise BusyError(
-                f"tenant {tenant!r} has {use.calls} calls in flight, and may have "
-                f"{use.limits.calls}; wait until calls have ended",
+                f"tenant {tenant!r} has {use.calls} calls in flight, and this request begins "
+                f"{calls} more; the tenant may have {most} calls in flight, so {advice}",
                 _FULL_RETRY_S,
             )
         self._ask(tenant, use, 1)

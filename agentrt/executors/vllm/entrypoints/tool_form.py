@@ -267,8 +267,8 @@ def _nested(schema: Json, owner: str, definitions: dict[str, Any]) -> dict[str, 
 
 
 def _renamed(part: Any, owner: str) -> Any:
-    """Return a part of a schema with its references changed to the names that begin with
-    ``owner``.
+    """Return a part of a schema with its references changed to the new names of the definitions,
+    which begin with ``owner``.
     """
     if isinstance(part, list):
         return [_renamed(item, owner) for item in part]
