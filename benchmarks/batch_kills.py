@@ -57,7 +57,9 @@ class _Measured:
         )
 
     def row(self, door: str) -> list[str]:
-        """Return the row of the table for ``door``."""
+        """Return a row of the table. Its first cell is ``door``, the way in which the batch was
+        started.
+        """
         twice = self.results.total() - len(self.results)
         grown = (self.peaks_kib[1] - self.peaks_kib[0]) * 1024 / (self.inputs * (1 - 1 / _FACTOR))
         return [

@@ -221,7 +221,7 @@ def check_version(name: str, version: int) -> None:
         writer = "a newer agentrt" if version > VERSION else "another version of agentrt"
         raise JournalError(
             f"journal {name} was written by {writer} (format {version}, but this agentrt "
-            f"reads format {VERSION}); install the other agentrt, or name another file"
+            f"reads format {VERSION}); install the agentrt that wrote it, or name another file"
         )
 
 

@@ -368,8 +368,9 @@ class _LevelLoad:
         self._tokens = [0] * LEVELS
 
     def add(self, level: int, calls: int, tokens: int, view: ReplicaView) -> None:
-        """Add a number of calls and tokens, which may be negative, and update the waiting time of
-        each level in ``view``.
+        """Add calls, and their prompt tokens that are not cached, to the load of ``level`` and of
+        all larger levels, whose calls wait for them. Both numbers are negative if calls leave. Then
+        update the waiting times of these levels in ``view``.
         """
         ahead, prompts, waits_s = self._calls, self._tokens, view.waits_s
         slots, way_s, speed = view.slots, view.transfer_s, view.speed

@@ -531,10 +531,9 @@ class Recorded:
         return value
 
     def _in_dag(self, inner: Scope, reply: Reply | None) -> tuple[int, tuple[int, ...]] | None:
-        """Return the id that an ended node has in the DAG, and the ids of its parents; None if the
-        node is not in the DAG.
-
-        ``inner`` is the scope in which the node ran. ``reply`` is the reply of a call.
+        """Return the id, in the DAG, of the node whose work ran in the scope ``inner``, and the ids
+        of the node's parents; None if the node is not in the DAG. For a call, its ``reply`` may
+        have the id.
         """
         made = None if inner.place is None else inner.place.last
         if reply is not None and reply.node >= 0:

@@ -479,8 +479,9 @@ class StepCost:
         """Return the cost of a prompt token in seconds: the median over the steps, weighted by
         tokens. ``without_s``, the cost of a step without prefill, is subtracted from each step.
 
-        A step that took much longer than the other steps explain is left out: with many tokens, it
-        could outweigh all others for as long as it is among the latest steps.
+        A step is left out if it took much longer than the other steps predict for its number of
+        tokens. If such a step had many tokens, it could outweigh all others for as long as it is
+        among the latest steps.
         """
         excess = [(max(seconds - without_s, 0.0), prefill) for seconds, prefill in self._prefills]
         usual_s = sorted(excess)[(len(excess) - 1) // 2][0] + without_s

@@ -305,7 +305,9 @@ class Middleware:
         await self._pass(scope, await self._read(scope, receive, send, headers), send)
 
     async def _pass(self, scope: Scope, read: ReadBody | None, send: Send) -> None:
-        """Pass a request to the application of its path, unless its body was refused (None)."""
+        """Pass a request to the application of its path. If its body was refused, ``read`` is None,
+        and the request is not passed on.
+        """
         if read is not None:
             await self._direct.get(scope["path"], self._app)(scope, read, send)
 

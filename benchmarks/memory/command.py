@@ -128,7 +128,7 @@ Key = tuple[Setup, str]
     default=TRACE_SCALE,
     show_default=True,
     metavar="X",
-    help="Factor for the tokens of the file of --trace or --workload.",
+    help="Multiplies the tokens of the programs in the file of --trace or --workload.",
 )
 @click.option("--tokenizer", metavar="MODEL", help="Model whose tokenizer counts recorded texts.")
 @step_time_option()

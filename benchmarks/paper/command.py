@@ -69,8 +69,8 @@ Ctrl-C keeps finished runs. Exit codes: 0; 2 bad usage; 130 Ctrl-C.
 @click.option(
     "--workload",
     metavar="NAME|[FORMAT:]FILE",
-    help="A single workload, or a trace.  [default: mixed with and without tools, with three "
-    "numbers of programs, and each of its classes]",
+    help="A single workload, or a trace.  [default: mixed without tools, with three numbers of "
+    "programs; mixed with tools; and each class of mixed]",
 )
 @load_option(f"Loads of the main workload.  [default: {','.join(_MAIN_LOADS)}]", former=["--loads"])
 @policy_option(f"Policies to compare.  [default: {','.join(POLICIES)}]", former=["--policies"])

@@ -443,8 +443,8 @@ class _Draw:
         )
 
     def _oversized(self, name: str) -> CallPlan:
-        """Draw a call whose prompt is larger than the pool. The call waits until its client aborts
-        it.
+        """Draw a call whose prompt is larger than the KV cache. The call waits until its client
+        aborts it.
         """
         fresh = self.rng.randint(self.engine.blocks * BLOCK_SIZE, self.engine.max_model_len - 18)
         gives_up_s = self.rng.uniform(1, 100) * self.engine.base_s

@@ -448,7 +448,9 @@ class MqttTools(ToolTransport):
                 await self._synced.wait()
         except TimeoutError:
             raise aiomqtt.MqttError(
-                f"the broker's rules do not allow this client to read and write {own}"
+                f"a message of this client to itself did not arrive within {_SYNC_S:g} s: either "
+                f"the broker's rules do not allow the client to read and write {own}, or the "
+                "broker is slow"
             ) from None
 
     def _resume(self) -> None:

@@ -177,8 +177,8 @@ _SIZE_OPTIONS = ("max_num_seqs", "kv_blocks", "max_num_batched_tokens", "replica
 
 
 class ReplayCommand(RunCommand, ManyCommand):
-    """A command that also accepts lists of policies separated by blanks, and vLLM's flags after
-    ``--``.
+    """A command that accepts vLLM's flags after ``--``. In its lists, such as a list of policies,
+    blanks may separate the values, as commas do.
     """
 
     TARGETS = "FILE"

@@ -98,7 +98,8 @@ def _blocks(message: Mapping[str, Any]) -> Message:
 def _is_aside(block: Mapping[str, Any]) -> bool:
     """Return whether a block is left out of the hash: thinking, and tools that a server ran.
 
-    Another server may return the result of the same tool in another form.
+    Such tools are left out because the result of the same tool may have another form on another
+    server.
     """
     kind = str(block.get("type"))
     is_result = kind.endswith("_tool_result")

@@ -158,8 +158,9 @@ class RequestEntry:
         self.after.join(scope.frontier)
 
     def ends(self, replies: int) -> Sequence[Scope]:
-        """Return the scope in which each of the request's ``replies`` has ended, or a single scope
-        if there is no reply. The list is empty if the request has made no call.
+        """Return the scopes in which the request's replies have ended, in the order of the replies.
+        ``replies`` is the number of replies; if it is 0, a single scope is returned. The list is
+        empty if the request has made no call.
 
         If the request has made more calls than it has replies, for example because the server has
         run tools between its calls, each reply depends on all of these calls.
