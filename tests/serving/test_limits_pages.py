@@ -13,6 +13,7 @@ from agentrt.serving import bodies
 from agentrt.serving._compat import DROPPED_PER_S
 from agentrt.serving.frontend import bounds, response_socket, responses
 from agentrt.serving.langgraph import outages
+from agentrt.serving.observability import routes
 from agentrt.serving.observability.routes import MOST_READERS
 from agentrt.serving.programs import client_programs, conversation
 from agentrt.serving.server import Bounds
@@ -58,9 +59,9 @@ TENANTS = {
     "a request's body": [BOUNDS.body_bytes],
     "a request's headers": [BOUNDS.header_bytes],
     "time until a request's headers and body": [BOUNDS.request_s],
-    "time for which a client does not read": [BOUNDS.reader_s],
+    "time for which a client does not read": [BOUNDS.reader_s, routes._SEND_S],
     "open connections": [BOUNDS.connections],
-    "calls of a program": [client_programs.MOST_CALLS],
+    "calls of a client program": [client_programs.MOST_CALLS],
     "choices of a request": [bounds.MOST_CHOICES, bounds.MOST_CALLS],
     "messages of a chat": [bounds.MOST_MESSAGES, bounds.MOST_PARTS],
     "length of each stop string": [bounds._LONGEST_STOP],
