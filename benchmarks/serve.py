@@ -247,13 +247,16 @@ class ServingBench:
             self.footprints.add(name, turn, figures=figures)
 
     async def turn(self, url: str, clients: int, seconds: float, kind: str = "programs") -> Turn:
-        """Put load on a server for ``seconds``: programs, or one kind of `SINGLES`."""
+        """Put load on a server for ``seconds``: programs, or one kind of `SINGLES`.
+
+        Each client makes at least one call, however long its connection takes to set up.
+        """
         turn, began = Turn(), time.perf_counter()
 
         async def client_calls() -> None:
             # One pool for each client: a pool of hundreds of connections costs more than a call.
             async with httpx.AsyncClient(base_url=url, verify=self._tls, timeout=_CALL_S) as client:
-                while time.perf_counter() < began + seconds:
+                while True:
                     name = f"bench-{next(self._numbers)}"
                     if kind in SINGLES:
                         await turn.call(
@@ -262,6 +265,8 @@ class ServingBench:
                     else:
                         await run_program(client, name, began + seconds, turn)
                         await client.delete(f"sessions/{name}")  # stock has no sessions
+                    if time.perf_counter() >= began + seconds:
+                        return
 
         async with asyncio.TaskGroup() as group:
             for _ in range(clients):
@@ -271,10 +276,10 @@ class ServingBench:
 
 
 async def run_program(client: httpx.AsyncClient, name: str, until: float, turn: Turn) -> None:
-    """Make the calls of a program, but begin none after the end of the turn."""
+    """Make the calls of a program, but begin none after the end of the turn, except the first."""
     chat = [user(name)]
     for step in range(CALLS):
-        if time.perf_counter() > until:
+        if step and time.perf_counter() > until:
             return
         answer = await turn.call(client, chat, TOKENS, headers={"x-session-id": name})
         if answer is None:

@@ -192,7 +192,7 @@ async def _short_calls(url: str, key: str, seconds: float) -> list[float]:
     took: list[float] = []
     until = time.perf_counter() + seconds
     async with _client(key) as client:
-        while time.perf_counter() < until:
+        while not took or time.perf_counter() < until:
             chat = [{"role": "user", "content": f"Hello, {len(took)}."}]
             body = {"model": AgentrtServer.NAME, "messages": chat, "max_tokens": 4}
             took.append(await _seconds(client, f"{url}/chat/completions", body))

@@ -244,7 +244,7 @@ class Chaos:
         async with asyncio.TaskGroup() as group:
             killer = group.create_task(self._kill(replicas, until))
             outage = group.create_task(self._inject(self._config.seconds / 2))
-            while time.monotonic() < until:
+            while not self.report.programs or time.monotonic() < until:
                 answers = await self._programs.run(runtime)
                 self.report.programs += len(answers)
                 self.report.right += sum(a == b for a, b in zip(answers, expected, strict=True))
