@@ -78,7 +78,7 @@ async def replicas(
     with pytest.MonkeyPatch.context() as patch:
         # The worker of a node that has room may take longer than this to start there.
         patch.setattr("agentrt.executors.ray.engine._PLACE_S", 900.0)
-        await replicas.start(lambda message: None)
+        await replicas.start(print)  # so that a start that hangs says where
     yield replicas
     pids = _pids(replicas)
     await replicas.close()
