@@ -205,7 +205,7 @@ CALLED = {
         "v1.structured_output:StructuredOutputManager._create_grammar": "self request",
         "v1.structured_output:XgrammarBackend": "vllm_config tokenizer vocab_size",
     },
-    "cpu_sampling": {
+    "sampling": {
         "v1.sample.rejection_sampler:expand_batch_to_tokens": (
             "x cu_num_tokens num_tokens replace_from replace_to"
         ),

@@ -18,9 +18,9 @@ before its scheduler):
 - `slots`: shortcuts through the allocation of KV-cache slots.
 - `offloading`: the cache policy of host memory. vLLM loads it by name, and calls its interface
   experimental.
-- `cpu_sampling`: how the CPU model runner resets the random generator of a seeded request after it
-  has discarded a sample, and how it accepts the tokens of a draft model.
-- `raw_logprobs`: the model's own log probabilities for outputs that a grammar constrains.
+- `sampling`: how the CPU model runner resets the random generator of a seeded request after it has
+  discarded a sample, and how it accepts the tokens of a draft model; the model's own log
+  probabilities for outputs that a grammar constrains.
 - `prefixes`: block hashes, the prefix cache's map of blocks, and the publisher of KV events.
 
 `VLLMEngine._load` installs the replacements of an engine's client, before vLLM starts the core:

@@ -21,7 +21,6 @@ from agentrt.executors.history import HistoryFile
 from agentrt.executors.identity import VLLM_KEY, RequestIdentity, from_extra_args
 from agentrt.executors.vllm._compat.batches import read_together
 from agentrt.executors.vllm._compat.core import install_control
-from agentrt.executors.vllm._compat.cpu_sampling import mend_sampling
 from agentrt.executors.vllm._compat.grammars import compile_aside
 from agentrt.executors.vllm._compat.offloading import (
     remove_fences_once,
@@ -38,13 +37,13 @@ from agentrt.executors.vllm._compat.pool import (
     unblock_holders,
 )
 from agentrt.executors.vllm._compat.prefixes import caches_prefixes, compute_from
-from agentrt.executors.vllm._compat.raw_logprobs import correct_constrained_logprobs
 from agentrt.executors.vllm._compat.requests import (
     Request,
     compiles_grammar,
     extra_args,
     tokens_left,
 )
+from agentrt.executors.vllm._compat.sampling import correct_constrained_logprobs, mend_sampling
 from agentrt.executors.vllm._compat.scheduling import (
     AsyncScheduler,
     RequestQueue,
