@@ -1,8 +1,8 @@
 """Code that runs only in the engine core's process: agentrt's scheduler and its links to vLLM.
 
 - `scheduler`: vLLM's scheduler class; it turns vLLM's methods into events of `SchedulerCore`.
-- `request_queue`: vLLM's waiting queue in the core's order, and the order of running requests.
-- `adapter_places`: whether the LoRA adapters of waiting requests fit into a step.
+- `request_queue`: vLLM's waiting queue in the core's order, the order of running requests, and
+  whether the LoRA adapters of waiting requests fit into a step.
 - `block_retention`: applies the retention policy to vLLM's blocks, and remembers which blocks a
   program's calls have computed.
 - `free_queue`: vLLM's queue of free blocks, with lists of blocks that are handed out last.

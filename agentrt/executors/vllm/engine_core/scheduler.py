@@ -60,12 +60,12 @@ from agentrt.executors.vllm._compat.scheduling import (
     started,
 )
 from agentrt.executors.vllm._compat.slots import shorten_allocation
-from agentrt.executors.vllm.engine_core.adapter_places import AdapterPlaces
 from agentrt.executors.vllm.engine_core.block_retention import BlockRetention
 from agentrt.executors.vllm.engine_core.call_notes import CallNotes
 from agentrt.executors.vllm.engine_core.control import answer
 from agentrt.executors.vllm.engine_core.kv_events import KVEventLog
 from agentrt.executors.vllm.engine_core.request_queue import (
+    AdapterPlaces,
     BegunRequests,
     LevelRequestQueue,
     RunningCalls,
