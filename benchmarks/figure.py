@@ -35,7 +35,7 @@ from agentrt.lab.commands.options import (
     seeds_option,
 )
 from agentrt.lab.commands.progress import compared
-from agentrt.lab.commands.simulate.options import read_loads
+from agentrt.lab.commands.simulate.policies import read_loads
 from agentrt.lab.reports.compare import Series, as_dicts
 from agentrt.lab.reports.policies import about_engine, about_seeds, conditions
 from agentrt.lab.reports.tables import markdown

@@ -22,16 +22,18 @@ from agentrt.lab.commands.options import (
     seeds_option,
 )
 from agentrt.lab.commands.progress import compared
-from agentrt.lab.commands.simulate.options import (
+from agentrt.lab.commands.simulate.policies import (
+    about,
     fleet_options,
     policies_option,
     read_grid,
     read_loads,
     read_sources,
+    run_options,
     scale_options,
     scheduler_options,
+    simulate_run,
 )
-from agentrt.lab.commands.simulate.policies import about, run_options, simulate_run
 from agentrt.lab.reports.policies import as_values, conditions
 from agentrt.lab.runs.contenders import BASELINE
 from agentrt.lab.runs.grid import Setting

@@ -26,7 +26,7 @@ from agentrt.lab.commands.options import (
     text_option,
 )
 from agentrt.lab.commands.progress import finished
-from agentrt.lab.commands.simulate.options import read_loads, read_sources, scale_options
+from agentrt.lab.commands.simulate.policies import read_loads, read_sources, scale_options
 from agentrt.lab.reports.compare import Series, as_dicts
 from agentrt.lab.reports.policies import about_engine, about_seeds
 from agentrt.lab.reports.tables import Spread, digits
