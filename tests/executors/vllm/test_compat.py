@@ -99,8 +99,6 @@ CALLED = {
         "v1.core.kv_cache_utils:FreeKVCacheBlockQueue.append_n": "self blocks",
         "v1.core.kv_cache_utils:FreeKVCacheBlockQueue.get_all_free_blocks": "self",
         "v1.core.kv_cache_utils:FreeKVCacheBlockQueue.iter_blocks_after": "self cursor",
-    },
-    "slots": {
         "v1.core.kv_cache_coordinator:UnitaryKVCacheCoordinator.cache_blocks": (
             "self request num_computed_tokens"
         ),
@@ -299,9 +297,7 @@ READ = {
         "manager.block_size manager.kv_cache_group_id block.ref_cnt block.block_hash "
         "block.block_id block.pool block.next_free_block "
         "kv_cache_manager.block_pool.free_block_queue.num_free_blocks "
-        "kv_cache_manager.block_pool.free_block_queue.fake_free_list_head"
-    ),
-    "slots": (
+        "kv_cache_manager.block_pool.free_block_queue.fake_free_list_head "
         "kv_cache_manager.empty_kv_cache_blocks manager.num_cached_block manager.req_to_blocks "
         "manager.block_pool.hash_block_size"
     ),

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from agentrt.executors.vllm._compat.slots import shorten_allocation
+from agentrt.executors.vllm._compat.pool import shorten_allocation
 from agentrt.lab.engine.headless import (
     BLOCK_SIZE,
     make_request,

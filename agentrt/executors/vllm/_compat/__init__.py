@@ -14,8 +14,8 @@ before its scheduler):
 - `scheduling`: the scheduler and the outputs of its steps. vLLM documents the option
   ``scheduler_cls``, but does not promise the scheduler's interface.
 - `requests`: a request and its sampling parameters.
-- `pool`: the KV-cache manager, its block pool and the queue of free blocks.
-- `slots`: shortcuts through the allocation of KV-cache slots.
+- `pool`: the KV-cache manager, its block pool and the queue of free blocks; shortcuts through the
+  allocation of KV-cache slots.
 - `offloading`: the cache policy of host memory. vLLM loads it by name, and calls its interface
   experimental.
 - `sampling`: how the CPU model runner resets the random generator of a seeded request after it has

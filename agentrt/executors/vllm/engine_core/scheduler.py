@@ -34,6 +34,7 @@ from agentrt.executors.vllm._compat.pool import (
     free_blocks,
     release_session,
     running_needs,
+    shorten_allocation,
     unblock_holders,
 )
 from agentrt.executors.vllm._compat.prefixes import caches_prefixes, compute_from
@@ -59,7 +60,6 @@ from agentrt.executors.vllm._compat.scheduling import (
     preempt,
     started,
 )
-from agentrt.executors.vllm._compat.slots import shorten_allocation
 from agentrt.executors.vllm.engine_core.block_retention import BlockRetention
 from agentrt.executors.vllm.engine_core.call_notes import CallNotes
 from agentrt.executors.vllm.engine_core.control import answer
