@@ -30,9 +30,8 @@ from agentrt.scheduler.policies import policy_class
 from agentrt.serving.app import load_apis, opened_app
 from agentrt.serving.frontend.dispatch import Front, FrontendApp, fronts_of
 from agentrt.serving.langgraph.database.connections import Address, reserved
-from agentrt.serving.listen import Listener
+from agentrt.serving.listen import Listener, StartingApp
 from agentrt.serving.server import Api, Served, ServedGraph, Server
-from agentrt.serving.starting import StartingApp
 from agentrt.serving.tenants import KeyRing, Tenants
 from agentrt.serving.tenants.admission import AdmissionController
 from agentrt.serving.triggers import api_with as triggers_api

@@ -15,7 +15,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from agentrt.serving.starting import STARTING
+from agentrt.serving.listen import STARTING
 from tests.cli.conftest import Write
 from tests.cli.test_serve import ROOT, TWO, WAIT_S
 from tests.doubles.forked_python import forked_python

@@ -8,9 +8,8 @@ from typing import Any
 import httpx
 import pytest
 
-from agentrt.serving.listen import Listener
+from agentrt.serving.listen import Listener, StartingApp
 from agentrt.serving.server import Bounds
-from agentrt.serving.starting import StartingApp
 
 REQUEST_S = 0.05
 
