@@ -1,17 +1,28 @@
-"""Prints the modules of agentrt that exactly one other module imports: `python -m tests.importers`.
+"""Prints the modules of agentrt with exactly one importer: `python -m tests.importers`.
 
-Each line has a module, its lines and its importer; the last line has their number. A name that is
-imported from a package counts for the module that defines it. With ``--direct`` it counts for the
-package alone, so that a module behind a package has one importer, the package.
+Each line has a module, its lines, its importer, and the reasons to keep the module apart that are
+visible in the code. The last line has the number of these modules, and of those without such a
+reason. The reasons are:
+
+* ``internals``: the module is named ``_compat``, or is in a package of this name;
+* ``on demand``: its importer imports it only inside functions;
+* ``command``: a `LazyGroup` imports it by its name when one of its commands runs;
+* ``tests``: tests or benchmarks import it, too.
+
+A name that is imported from a package, or read as an attribute of a package, counts for the module
+that defines it. With ``--direct`` it counts for the package alone, so that a module behind a
+package has one importer, the package.
 """
 
 from __future__ import annotations
 
 import ast
 import os
+import re
 import sys
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -36,11 +47,13 @@ def modules_of(folder: str) -> dict[str, Path]:
     return {name.removesuffix(".__init__"): file for file, name in names.items()}
 
 
-def imported(file: Path) -> Iterator[tuple[str, str | None, str]]:
+def imported(file: Path, *, at_start: bool = False) -> Iterator[tuple[str, str | None, str]]:
     """What a file imports, inside functions and for type checkers, too: the module, the name in it
-    (None for the module itself), and the name that it has in the file.
+    (None for the module itself), and the name that it has in the file. With ``at_start``, only what
+    is imported when the file itself is.
     """
-    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+    tree = _tree(file)
+    for node in _run_at_start(tree) if at_start else ast.walk(tree):
         if isinstance(node, ast.Import):
             for alias in node.names:
                 yield alias.name, None, alias.asname or alias.name
@@ -49,18 +62,52 @@ def imported(file: Path) -> Iterator[tuple[str, str | None, str]]:
                 yield node.module, alias.name, alias.asname or alias.name
 
 
+@cache
+def _tree(file: Path) -> ast.Module:
+    return ast.parse(file.read_text(encoding="utf-8"))
+
+
+def _run_at_start(node: ast.AST) -> Iterator[ast.AST]:
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        if isinstance(child, ast.If) and ast.unparse(child.test) == "TYPE_CHECKING":
+            continue
+        yield child
+        yield from _run_at_start(child)
+
+
 def imports_of(
-    file: Path, modules: Mapping[str, Path], *, through_packages: bool = False
+    file: Path,
+    modules: Mapping[str, Path],
+    *,
+    through_packages: bool = False,
+    at_start: bool = False,
 ) -> set[str]:
     """Those of ``modules`` that a file imports. ``through_packages`` follows a name that a package
-    has only imported itself to the module that defines it.
+    has only imported itself to the module that defines it. ``at_start`` is as for `imported`.
     """
     result: set[str] = set()
-    for module, name, _ in imported(file):
+    for module, name, own_name in imported(file, at_start=at_start):
         target = _target(module, name, modules, through_packages)
         if target in modules:
             result.add(target)
+            if through_packages and modules[target].name == "__init__.py":
+                names = _attributes(file, own_name)
+                sources = {_target(target, each, modules, through_packages) for each in names}
+                result |= sources & modules.keys()
     return result
+
+
+def _attributes(file: Path, name: str) -> set[str]:
+    """The attributes that a file reads of what it has imported under this name."""
+    return {
+        node.attr
+        for node in ast.walk(_tree(file))
+        if isinstance(node, ast.Attribute)
+        and isinstance(node.value, ast.Name)
+        and node.value.id == name
+    }
 
 
 def _target(module: str, name: str | None, modules: Mapping[str, Path], further: bool) -> str:
@@ -84,6 +131,23 @@ def importers(modules: Mapping[str, Path], *, through_packages: bool) -> dict[st
     return result
 
 
+def reasons(
+    module: str, importer: str, modules: Mapping[str, Path], others: Collection[str]
+) -> list[str]:
+    """The reasons why a module with one importer is apart. ``others`` are the modules that tests
+    and benchmarks import.
+    """
+    of_command = re.compile(rf'"{re.escape(module)}:\w+",')
+    at_start = imports_of(modules[importer], modules, through_packages=True, at_start=True)
+    visible = {
+        "internals": "_compat" in module.split("."),
+        "on demand": module not in at_start,
+        "command": any(of_command.search(file.read_text("utf-8")) for file in modules.values()),
+        "tests": module in others,
+    }
+    return [reason for reason, holds in visible.items() if holds]
+
+
 def main(arguments: list[str]) -> None:
     modules = modules_of("agentrt")
     by_module = importers(modules, through_packages="--direct" not in arguments)
@@ -92,10 +156,22 @@ def main(arguments: list[str]) -> None:
         for name, file in sorted(modules.items())
         if file.name != "__init__.py" and len(by_module[name]) == 1
     }
+    others = {
+        target
+        for folder in ("tests", "benchmarks")
+        for file in python_files(folder)
+        for target in imports_of(file, modules)
+    }
+    without = 0
     for name, importer in single.items():
         lines = len(modules[name].read_text(encoding="utf-8").splitlines())
-        sys.stdout.write(f"{name:60} {lines:4}  {importer}\n")
-    sys.stdout.write(f"{len(single)} of {len(modules)} modules have one importer\n")
+        words = ", ".join(reasons(name, importer, modules, others))
+        without += not words
+        sys.stdout.write(f"{name:57} {lines:4}  {importer:52} {words or '-'}\n")
+    sys.stdout.write(
+        f"{len(single)} of {len(modules)} modules have one importer; "
+        f"{without} of them have no reason that is visible in the code\n"
+    )
 
 
 if __name__ == "__main__":
