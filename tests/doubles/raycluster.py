@@ -31,8 +31,8 @@ _HOST = "127.0.0.{}"
 
 _STORE_BYTES = 80 << 20
 _STARTED = b"Ray runtime started"
-# Beside other tests, a worker may take minutes to start. If the first worker of a cluster takes longer
-# than this limit (60 s by default), Ray starts no other worker, and `ray.init` waits for ever.
+# Beside other tests, a worker may take minutes to start. If the first worker of a cluster takes
+# longer than this limit (60 s by default), Ray starts no other one, and `ray.init` waits for ever.
 _ENVIRONMENT = {
     "RAY_enable_metrics_collection": "false",
     "RAY_worker_register_timeout_seconds": "900",
