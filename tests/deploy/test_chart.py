@@ -192,3 +192,14 @@ def test_rays_nodes_meet_at_the_heads_service(helm: Helm) -> None:
     assert "--address=mine-ray:6379" in worker["command"]
     assert "--cluster=ray://mine-ray:10001" in made["mine"]["containers"][0]["args"]
     assert {6379, 10001} == ports
+
+
+def test_rays_nodes_wait_longer_for_their_processes_and_keep_the_users_variables(
+    helm: Helm,
+) -> None:
+    """The user's variables come last: Kubernetes uses the last value of a name."""
+    values = ("-f", CHART / "values-ray.yaml", "--set", "env[0].name=A,env[0].value=b")
+    made = pods(helm.rendered(*values))
+    limit = {"name": "RAY_worker_register_timeout_seconds", "value": "600"}
+    assert made["mine-ray"]["containers"][0]["env"] == [limit]
+    assert made["mine-ray-worker"]["containers"][0]["env"] == [limit, {"name": "A", "value": "b"}]
