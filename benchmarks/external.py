@@ -52,10 +52,10 @@ two bytes each.
 """
 _SLOTS = 256
 STEP_TOKENS = 2048
-"""The most tokens that a step computes. The published runs do not state their value. The
-default of `vllm serve` is 8,192 on the H100 and the H200, and 2,048 on the A100. With 8,192,
-stock's predicted time is 19% below the measured time (H100, 3 jobs a second, seed 5000), and with
-2,048 it is 2% above.
+"""The maximum number of tokens that a step computes. The published runs do not state their value.
+The default of `vllm serve` is 8,192 on the H100 and the H200, and 2,048 on the A100. On an H100, at
+3 jobs a second (seed 5000), stock's predicted time is 2% more than the measured time with 2,048
+tokens, and 19% less with 8,192.
 """
 
 
@@ -64,11 +64,12 @@ class Gpu:
     """A GPU as published: its KV cache in tokens, and a linear model of its step times.
 
     The published model has a base and a slope for the tokens that a step computes. Its base
-    includes the mean time for reading contexts. Here this time is subtracted from the base and
-    charged to the steps that read, by the GPU's ``bytes_per_s``. ``read_tokens``, the tokens that
-    a mean step reads, was not published and is assumed. Our own FCFS runs read 115,000 to 172,000
-    tokens (H200 and H100, 1 and 3 jobs a second), so the base here is 1 to 4 ms too small. ``link``
-    is the bandwidth of the GPU's link to host memory, as a multiple of PCIe 5.0's bandwidth.
+    includes the mean time for reading contexts. Here this time is subtracted from the base, and
+    each step is charged for the contexts that it reads, at the bandwidth ``bytes_per_s`` of the
+    GPU's memory. ``read_tokens``, the mean number of tokens that a step reads, was not published
+    and is assumed. Our own FCFS runs read 115,000 to 172,000 tokens (H200 and H100, 1 and 3 jobs a
+    second), so the base here is 1 to 4 ms too small. ``link`` is the bandwidth of the GPU's link to
+    host memory, as a multiple of PCIe 5.0's bandwidth.
     """
 
     kv_tokens: int
@@ -345,7 +346,7 @@ def cells(results: Measured[Jobs, str]) -> list[dict[str, Any]]:
         {
             "gpu": gpu,
             "jobs_per_s": per_s,
-            "who": name,
+            "contender": name,
             "predicted": [entry["in_turns"] for entry in seeds],
             "measured": theirs(gpu, per_s, name),
             "metrics": [{k: v for k, v in entry.items() if k != "in_turns"} for entry in seeds],

@@ -44,7 +44,7 @@ COLUMNS = (
     Column("seconds", "seconds", "{:.1f}"),
     Column("CPU, ms each", "cpu_ms", "{:.2f}"),
     Column("most runs in memory", "most_runs", WHOLE),
-    Column("runs in memory at its end", "runs", WHOLE),
+    Column("runs in memory at the end", "runs", WHOLE),
     Column("RSS, MiB", "rss_mib", WHOLE),
     Column("wrong results", "wrong", WHOLE),
     Column("journal, MiB", "journal_mib", WHOLE),
@@ -63,7 +63,7 @@ async def asks(ctx: Context, number: int) -> str:
 @json_option
 def parked(programs: int, seed: int, as_json: bool) -> None:
     """Measure the memory, the CPU time and the disk space of programs that wait for humans."""
-    measured = Results({"what": "what"})
+    measured = Results({"phase": "phase"})
 
     async def work() -> None:
         with tempfile.TemporaryDirectory() as folder:
@@ -84,7 +84,7 @@ async def measure(measured: Results, path: Path, programs: int, rng: random.Rand
         listed = await local.timed(local.listed(shown))
         measured.add(f"{shown} questions listed", figures=listed)
         note("answering all questions")
-        measured.add("answered after that", figures=await local.timed(local.answered(rng)))
+        measured.add("answered after the start", figures=await local.timed(local.answered(rng)))
 
 
 @dataclass(slots=True)

@@ -46,7 +46,7 @@ _SMALL_CACHE = {
 _OFFLOAD = "stock+offload", "default", "default+offload"
 _OFFLOAD_FIGURES = ("ms_per_token", "mean_jct_s", "p99_jct_s")
 _EQUAL = 1.01
-"""Two figures are called equal if the greater one is at most this many times the other."""
+"""A figure counts as equal to a smaller figure if it is at most this many times as large."""
 _ROUTED = {
     "chat": "--output-scale 0.1 --programs 15",
     "react": "--context-scale 4 --output-scale 0.5 --gap-scale 0.1 --programs 15",
@@ -162,7 +162,7 @@ def _measured(contender: str) -> Callable[[Results], str]:
 
 
 def _cell(results: Results, contender: str) -> Any:
-    [cell] = [cell for cell in results[0]["cells"] if cell["who"] == contender]
+    [cell] = [cell for cell in results[0]["cells"] if cell["contender"] == contender]
     return cell
 
 
@@ -186,12 +186,16 @@ def _pairs(results: Results) -> str:
 
 
 def _change(when: str) -> Callable[[Results], str]:
-    """Return the median of the ratios of `_means` over the seeds, in words."""
+    """Return a function that returns the median of the ratios of `_means` over the seeds, in
+    words.
+    """
     return lambda results: _in_words(median(_means(results, when)))
 
 
 def _changes(when: str) -> Callable[[Results], str]:
-    """Return the least and the greatest of the ratios of `_means` over the seeds, in words."""
+    """Return a function that returns the least and the greatest of the ratios of `_means` over the
+    seeds, in words.
+    """
 
     def spread(results: Results) -> str:
         ratios = _means(results, when)
@@ -302,7 +306,10 @@ def _offload_table(results: Results) -> str:
     in `_OFFLOAD`.
     """
     rows = [
-        (f"`{name}`", *(" / ".join(f"{figure:.2f}" for figure in cell[who]) for who in _OFFLOAD))
+        (
+            f"`{name}`",
+            *(" / ".join(f"{figure:.2f}" for figure in cell[contender]) for contender in _OFFLOAD),
+        )
         for name, cell in _offload_cells(results).items()
     ]
     return _block(markdown(("s/token / mean / P99", *_OFFLOAD), rows))
@@ -315,21 +322,22 @@ def _offload_cells(results: Results) -> dict[str, dict[str, list[float]]]:
     cells = [cell for each in results for cell in each["cells"]]
     return {
         cell["workload"]: {
-            who: [median(cell["to_stock"][who][figure]) for figure in _OFFLOAD_FIGURES]
-            for who in _OFFLOAD
+            contender: [median(cell["to_stock"][contender][figure]) for figure in _OFFLOAD_FIGURES]
+            for contender in _OFFLOAD
         }
         for cell in cells
     }
 
 
 def _offload_goal(figure: int) -> Callable[[Results], str]:
-    """Return in how many workloads a figure of ``default+offload`` is at most the smaller of those
-    of the other two contenders; `_EQUAL` counts as equal.
+    """Return a function that counts workloads: those in which a figure of ``default+offload`` is
+    less than or equal (`_EQUAL`) to the same figure of each of the other two contenders. ``figure``
+    is the figure's place in `_OFFLOAD_FIGURES`.
     """
 
     def reached(results: Results) -> str:
         cells = _offload_cells(results).values()
-        better = [min(cell[who][figure] for who in _OFFLOAD[:2]) for cell in cells]
+        better = [min(cell[contender][figure] for contender in _OFFLOAD[:2]) for cell in cells]
         ours = [cell[_OFFLOAD[2]][figure] for cell in cells]
         count = sum(mine <= _EQUAL * best for mine, best in zip(ours, better, strict=True))
         return f"{count} of {len(ours)}"
@@ -356,7 +364,9 @@ def _mixes(results: Results, names: Iterable[str]) -> list[tuple[str, ...]]:
 
 
 def _over_mixes(names: Iterable[str]) -> Callable[[Results], str]:
-    """Return the mean, over mixes, of the mean completion time divided by stock's."""
+    """Return a function that returns the mean, over the mixes ``names``, of the mean completion
+    time divided by stock's.
+    """
 
     def mean(results: Results) -> str:
         ratios = {mix["mix"]: mix["by_seed"] for each in results for mix in each["cells"]}
@@ -428,8 +438,8 @@ def _of_seeds(seeds: Sequence[Mapping[str, float]], figure: str) -> float:
 
 
 def _clients_table(results: Results) -> str:
-    """Return a table with the calls per second of each quarter of a minute. A policy with the same
-    numbers of calls as stock has no numbers of its own.
+    """Return a table with the calls per second in each quarter of a minute. For a policy with the
+    same numbers of calls as stock, the table says so and does not repeat the numbers.
     """
     [counted] = results
     names = {OFF: "`--admission off`"}
@@ -455,7 +465,9 @@ def _clients_table(results: Results) -> str:
 
 
 def _clients(kind: str, number: int) -> Callable[[Results], str]:
-    """Return the calls under the defaults, divided by stock's calls."""
+    """Return a function that returns the number of calls under the defaults, divided by stock's
+    number. ``kind`` and ``number`` are the kind of the conversations and the number of clients.
+    """
 
     def ratio(results: Results) -> str:
         calls = {

@@ -73,7 +73,7 @@ def test_cells_have_the_figures_of_their_seeds_in_order() -> None:
         Cell(jobs, "default", seed): {"in_turns": 70.0 + seed, "duration": 9.0} for seed in (2, 1)
     }
     assert cells(Measured(done)) == [
-        {"gpu": "H100", "jobs_per_s": 3.0, "who": "default", "predicted": [71.0, 72.0]}
+        {"gpu": "H100", "jobs_per_s": 3.0, "contender": "default", "predicted": [71.0, 72.0]}
         | {"measured": None, "metrics": [{"duration": 9.0}] * 2}
     ]
 
@@ -87,7 +87,7 @@ def test_a_cell_by_the_command(
     assert call(["external", "--quick", "--jobs", "1", "--json"]) == 0
     *said, last = capsys.readouterr().out.splitlines()
     assert "H100" in said[2]
-    found = {one["who"]: one["predicted"][0] for one in json.loads(last)["cells"]}
+    found = {cell["contender"]: cell["predicted"][0] for cell in json.loads(last)["cells"]}
     assert list(found) == [
         *("stock", "continuum-preview", "stock+offload-128gb", "stock+offload-16gb"),
         *("stock+ample", "continuum", "default", "default+offload-128gb"),

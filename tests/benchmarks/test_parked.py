@@ -17,5 +17,5 @@ def test_all_come_back_and_end_right(
     rows = json.loads(capsys.readouterr().out.splitlines()[-1])
     parked, start, listed, answered = rows
     assert parked["programs"] == answered["programs"] == parked["most_runs"] == number
-    assert listed["what"] == f"{shown} questions listed"
+    assert listed["phase"] == f"{shown} questions listed"
     assert parked["runs"] == start["runs"] == answered["runs"] == answered["wrong"] == 0

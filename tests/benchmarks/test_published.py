@@ -64,7 +64,7 @@ def test_a_number_that_differs_is_named_and_written(
     right = page.read_text("utf-8")
     file = copy / DATA / "h100.json"
     data = json.loads(file.read_text("utf-8"))
-    [ours] = [cell for cell in data["results"][0]["cells"] if cell["who"] == "default"]
+    [ours] = [cell for cell in data["results"][0]["cells"] if cell["contender"] == "default"]
     ours["predicted"] = [41.0, 42.4, 49.0]
     file.write_text(json.dumps(data), encoding="utf-8")
     assert call(["published", "--root", str(copy)]) == 1
