@@ -1,8 +1,8 @@
 """Throughput at equal latency: the highest load at which each policy keeps a latency level.
 
 The paper compares systems in this way (Agentix, Fig. 12 and 13). The level is the same for all
-policies. Latencies between measured loads are interpolated. Only Poisson arrivals count, and only
-workloads with at least two loads.
+policies. Latencies between measured loads are interpolated. Only Poisson arrivals count, and at
+least two loads are necessary.
 """
 
 from __future__ import annotations
@@ -55,7 +55,6 @@ class Carried:
       differ.
     """
 
-    workload: str
     measure: str
     level_s: float
     policy: str
@@ -71,38 +70,37 @@ def at_equal_latency(
     level: Level,
     measures: Mapping[str, str] = MEASURES,
 ) -> list[Carried]:
-    """Return the carried load of each repeat, for each workload, measure and policy."""
-    steady = [cell for cell in cells if cell.setting.pressure.kind in ("load", "rate")]
+    """Return the loads that each policy carries, for each measure. All ``cells`` have the same
+    workload.
+    """
+    by_policy: dict[str, list[Series]] = {}
+    for cell in sorted(cells, key=lambda cell: cell.setting.pressure.value):
+        if cell.setting.pressure.kind in ("load", "rate"):
+            by_policy.setdefault(cell.name, []).append(cell)
+    base = by_policy.get(baseline, [])
+    if len(base) < 2:
+        return []
     answers: list[Carried] = []
-    for workload in dict.fromkeys(cell.setting.source.name for cell in steady):
-        by_policy: dict[str, list[Series]] = {}
-        for cell in sorted(steady, key=lambda cell: cell.setting.pressure.value):
-            if cell.setting.source.name == workload:
-                by_policy.setdefault(cell.name, []).append(cell)
-        base = by_policy.get(baseline, [])
-        if len(base) < 2:
-            continue
-        for measure in measures:
-            level_s = level(_medians(base, measure))
-            for policy, mine in by_policy.items():
-                pairs = [
-                    tuple(crossing(curve, level_s) for curve in curves)
-                    for curves in _curves(mine, base, measure)
-                ]
-                if not pairs:  # stopped before any seed had all loads
-                    continue
-                answers.append(
-                    Carried(
-                        workload,
-                        measure,
-                        level_s,
-                        policy,
-                        tuple(ours[0] for ours, _ in pairs),
-                        tuple(ours[0] / theirs[0] for ours, theirs in pairs),
-                        pairs[0][0][1],
-                        "" if mine is base else _mark([(o[1], t[1]) for o, t in pairs]),
-                    )
+    for measure in measures:
+        level_s = level(_medians(base, measure))
+        for policy, mine in by_policy.items():
+            pairs = [
+                tuple(crossing(curve, level_s) for curve in curves)
+                for curves in _curves(mine, base, measure)
+            ]
+            if not pairs:  # stopped before any seed had all loads
+                continue
+            answers.append(
+                Carried(
+                    measure,
+                    level_s,
+                    policy,
+                    tuple(ours[0] for ours, _ in pairs),
+                    tuple(ours[0] / theirs[0] for ours, theirs in pairs),
+                    pairs[0][0][1],
+                    "" if mine is base else _mark([(o[1], t[1]) for o, t in pairs]),
                 )
+            )
     return answers
 
 
