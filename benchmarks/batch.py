@@ -11,7 +11,6 @@ of its context.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -59,7 +58,7 @@ from agentrt.lab.runs.machine import vllm_version
 from agentrt.lab.workloads.shape import ProgramShape, prompt_tokens
 from agentrt.scheduler.config import BATCH_SCHEDULER, LONGEST_REMAINING
 from benchmarks.cells import Cell, Load, check_names, measured, seeds_of, study_options
-from benchmarks.harness import Column, Figures, Results, run_shown, show
+from benchmarks.harness import Column, Figures, Results, read_json_output, run_shown, show
 from benchmarks.memory.cells import (
     ALL_WORKS,
     RECORDED,
@@ -107,7 +106,8 @@ class LiveLimit(Gate):
     def called(self, program_id: str, tokens: int, now: float) -> bool:
         self._now = now
         if not self._limit.called(program_id, tokens, now):
-            # Only the first call of a program, or several at once, can wait here.
+            # A program that is not live yet waits here with its first call, or with its first calls
+            # if it makes several at once.
             self._prompts.setdefault(program_id, tokens)
             return False
         return self._passes(program_id, tokens)
@@ -267,9 +267,10 @@ def _figures(ran: RunOutcome) -> dict[str, float]:
 @many(
     "--memory",
     metavar="X,…",
-    help=f"KV cache as shares of the working set, or {AMPLE}.  [default: 0.25,{AMPLE}]",
+    help=f"Sizes of the KV cache, as shares of the working set; {AMPLE}: room for all tokens of "
+    f"all programs.  [default: 0.25,{AMPLE}]",
 )
-@policy_option(f"Contenders beside {STOCK}.  [default: {','.join(CONTENDERS[1:])}]")
+@policy_option(f"Contenders in addition to {STOCK}.  [default: {','.join(CONTENDERS[1:])}]")
 @programs_option("Number of programs of each batch.", PROGRAMS)
 @count_option(
     "--max-live", about="Maximum number of programs that are live at once.", default=DEFAULT_LIVE
@@ -278,12 +279,24 @@ def _figures(ran: RunOutcome) -> dict[str, float]:
 @click.option(
     "--apart",
     is_flag=True,
-    help="Begin the first sample of each input, then the second of each, and so on. Compare with "
-    "samples that begin together.",
+    help="Begin the first sample of each input, then the second of each, and so on. Without this "
+    "option, the samples of an input begin one after another.",
 )
 @max_num_seqs_option(SLOTS)
-@click.option("--scale", type=_FACTOR, default=1.0, metavar="X", help="Factor for the tokens.")
-@click.option("--tools", type=_FACTOR, metavar="S", help="Median seconds of the commonest tool.")
+@click.option(
+    "--scale",
+    type=_FACTOR,
+    default=1.0,
+    show_default=True,
+    metavar="X",
+    help="Multiplies the tokens of programs.",
+)
+@click.option(
+    "--tools",
+    type=_FACTOR,
+    metavar="S",
+    help="Median seconds of the commonest tool.  [default: the workload's own]",
+)
 @real_options("Run on real engines, one for each run.")
 @file(
     "--add",
@@ -350,8 +363,8 @@ def batch(**options: Any) -> None:
 async def _on_engines(
     engines: Engines, cells: Sequence[Cell[Batch, str]], runs: list[dict[str, Any]]
 ) -> None:
-    """Run the cells on real engines. Contenders of a batch take turns in an order that changes with
-    the seed.
+    """Run the cells on real engines. The order in which contenders run a batch changes with the
+    seed.
     """
     for (work, seed), group in groupby(cells, lambda cell: (cell.workload, cell.seed)):
         load = work.load(seed)
@@ -400,23 +413,8 @@ def read_runs(path: Path) -> list[dict[str, Any]]:
     """Read the runs of a file with the output of ``--json``. Raises `ConfigError` for any other
     file.
     """
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except OSError as error:
-        reason = (error.strerror or str(error)).lower()
-        raise ConfigError(f"--add {str(path)!r} cannot be read: {reason}; name a file") from error
-    except ValueError as error:
-        raise ConfigError(f"--add {str(path)!r} is not UTF-8 text; name a JSON file") from error
-    try:
-        runs = json.loads([line for line in lines if line.startswith("{")][-1])["runs"]
-        if all({*_KEYS, *_SHOWN, "seed"} <= run.keys() for run in runs):
-            return list(runs)
-    except (ValueError, LookupError, TypeError, AttributeError):
-        pass
-    raise ConfigError(
-        f"--add {str(path)!r} is not the output of `python -m benchmarks batch --json`; save the "
-        "whole output of a run with --json, and give that file"
-    )
+    names = {*_KEYS, *_SHOWN, "seed"}
+    return read_json_output(path, "--add", "batch", "runs", lambda run: names <= run.keys())
 
 
 # -- tables ------------------------------------------------------------------------------

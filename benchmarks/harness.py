@@ -1,4 +1,6 @@
-"""Code that benchmarks share, for results after an early end, tables, turns and ratios."""
+"""Code that benchmarks share: tables, turns, ratios, and results that are printed even after an
+early end.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +11,17 @@ import math
 import statistics
 import threading
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import click
 
 from agentrt.cli.options import RunCommand
 from agentrt.cli.signals import Interrupts
+from agentrt.errors import ConfigError
 from agentrt.executors.base import Progress
-from agentrt.lab.commands.options import note
+from agentrt.lab.commands.options import Option, note, text_option
+from agentrt.lab.engine.shapes import SHAPES
 from agentrt.lab.reports.tables import markdown
 from agentrt.lab.runs.grid import turns
 
@@ -26,10 +31,13 @@ WHOLE = "{:.0f}"
 
 
 Figures = Mapping[str, float]
-"""The measurements of one side in one repeat, by name. A figure that the side does not have is
-NaN.
+"""The measurements of one side in one repeat, by name. A figure that the side does not have is NaN
+or left out.
 """
 SPREAD = "{:.2f} ({:.2f}-{:.2f})"
+model_shape_option: Option = text_option(
+    "--model-shape", "NAME", f"Model shape with made-up weights: {', '.join(SHAPES)}."
+)
 
 
 class FlagsCommand(RunCommand):
@@ -159,6 +167,38 @@ def show(tables: str | Sequence[str], medians: Any, *, as_json: bool = False) ->
         click.echo(json.dumps(medians))
 
 
+def read_json_output(
+    path: Path, option: str, benchmark: str, name: str, is_item: Callable[[Any], bool]
+) -> list[dict[str, Any]]:
+    """Return the list ``name`` of the JSON line in a file with the output of an earlier run of
+    ``benchmark`` with ``--json``. ``option`` is the option that names the file.
+
+    Raises `ConfigError` if the file cannot be read, if the list is empty, and if ``is_item``
+    returns False or raises an error for an item of the list.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise ConfigError(
+            f"{option} {str(path)!r} cannot be read: {reason}; name a file"
+        ) from error
+    except ValueError as error:
+        raise ConfigError(
+            f"{option} {str(path)!r} is not UTF-8 text; name a file with the output of --json"
+        ) from error
+    try:
+        items = json.loads([line for line in lines if line.startswith("{")][-1])[name]
+        if items and all(map(is_item, items)):
+            return list(items)
+    except (ValueError, LookupError, TypeError, AttributeError):
+        pass
+    raise ConfigError(
+        f"{option} {str(path)!r} is not the output of `python -m benchmarks {benchmark} --json`; "
+        "save the whole output of a run with --json, and give that file"
+    )
+
+
 def run_with_table(
     work: Coroutine[Any, Any, object],
     measured: Results,
@@ -175,7 +215,7 @@ def run_with_table(
 
 
 def in_turns(sides: Sequence[T], repeats: int) -> Iterator[tuple[int, T]]:
-    """Yield each repeat with each side. The order of the sides alternates with the repeats."""
+    """Yield each repeat with each side. Each repeat begins with another side."""
     return ((repeat, side) for repeat in range(repeats) for side in turns(sides, repeat))
 
 
@@ -184,7 +224,8 @@ def ratios(
 ) -> Figures:
     """Return the ratios of the figures of ``mine`` to the figures of ``base`` in the same repeat.
 
-    The names of the ratios end in ``suffix``, and the names of the figures end in ``of``.
+    ``names`` are the first parts of the figures' names. The name of a figure is a first part
+    followed by ``of``, and the name of its ratio is the same first part followed by ``suffix``.
     """
     return {f"{name}{suffix}": mine[f"{name}{of}"] / base[f"{name}{of}"] for name in names}
 

@@ -234,7 +234,7 @@ def figures(ran: RunOutcome, ample: RunOutcome) -> dict[str, float]:
         "recomputed": max(0, prefill - least.uncached_tokens - least.recomputed_tokens),
         "loaded": ran.counts.loaded_tokens,
         "stored": ran.counts.stored_tokens,
-        "delay_s": max(one.latency_s - one.ideal_s for one in jobs),
+        "delay_s": max(job.latency_s - job.ideal_s for job in jobs),
     }
 
 

@@ -14,7 +14,6 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from itertools import product, takewhile
-from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -23,6 +22,7 @@ import click
 from agentrt.cli.numbers import NumberRange
 from agentrt.lab.commands.options import (
     ManyCommand,
+    file,
     jobs_option,
     json_flag,
     kv_blocks_option,
@@ -57,24 +57,23 @@ from benchmarks.memory.cells import (
     in_virtual_time,
     recorded,
 )
-from benchmarks.memory.plan import CONTENDERS, FIRST_HELD_OUT, Plan, plan
+from benchmarks.memory.plan import CAPS, CONTENDERS, FIRST_HELD_OUT, QUICK_CAPS, Plan, plan
 from benchmarks.memory.real import ON_CPU, SLOTS, Engines, engines_of, real_options
 from benchmarks.memory.report import (
-    Found,
+    ByContender,
     as_json,
     beside_earlier,
-    one_table,
+    joint_table,
     read_earlier,
     table,
 )
 
 _FACTOR = NumberRange(min=0, min_open=True)
-_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 _NAMES = ", ".join(ALL_WORKS)
 _HELD = f"{FIRST_HELD_OUT} with --held-out"
 _HELD_OUT = (
-    "Use seeds on which no constant was tuned, and print one table. By default, run all workloads, "
-    "and compare only stock and default."
+    "Use seeds on which no constant was tuned, and print one table of all cells. Without "
+    "--workload, all workloads run; without --policy, only stock and default are compared."
 )
 
 EPILOG = """\b
@@ -92,6 +91,10 @@ Contenders, except +hints: {}.
 """.format(how().replace("; ", ";\n  "))
 
 
+def _listed(numbers: Sequence[float]) -> str:
+    return ",".join(f"{number:g}" for number in numbers)
+
+
 VIRTUAL, REAL = "virtual time", "real engines"
 Key = tuple[Setup, str]
 """A cell, and where the cell was served: `VIRTUAL` or `REAL`."""
@@ -101,7 +104,11 @@ Key = tuple[Setup, str]
 @workload_option(
     f"{_NAMES}, or one [FORMAT:]FILE: {', '.join(KNOWN)}.  [default: the first {len(WORKS)}]"
 )
-@many("--memory", metavar="X,…", help="KV cache as shares of the working set.  [default: 0.25]")
+@many(
+    "--memory",
+    metavar="X,…",
+    help="Sizes of the KV cache, as shares of the working set.  [default: 0.25]",
+)
 @many(
     "--tools",
     metavar="S,…",
@@ -115,7 +122,7 @@ Key = tuple[Setup, str]
     "--caps",
     metavar="X,…",
     help="Maximum numbers of concurrent programs to try, in multiples of the number that fits; 0: "
-    "none.",
+    f"none.  [default: {_listed(CAPS)}; {_listed(QUICK_CAPS)} with --quick; 0 with --held-out]",
 )
 @click.option(
     "--trace",
@@ -133,8 +140,13 @@ Key = tuple[Setup, str]
 @click.option("--tokenizer", metavar="MODEL", help="Model whose tokenizer counts recorded texts.")
 @step_time_option()
 @kv_blocks_option("Size of the KV cache in blocks, in place of --memory.", least=1)
-@click.option("--load", type=_FACTOR, metavar="X", help="Arrival rate as a share of capacity.")
-@programs_option()
+@click.option(
+    "--load",
+    type=_FACTOR,
+    metavar="X",
+    help="Arrival rate as a share of the engine's capacity.  [default: the workload's own]",
+)
+@programs_option("Number of programs of each workload.  [default: the workload's own]")
 @click.option(
     "--scale", type=_FACTOR, default=1.0, metavar="X", help="Multiplies the tokens of programs."
 )
@@ -142,12 +154,7 @@ Key = tuple[Setup, str]
 @seeds_option(suffix="  [default: 5; 1 with --quick]")
 @click.option("--seed", type=int, metavar="N", help=f"The first seed.  [default: 0; {_HELD}]")
 @click.option("--held-out", is_flag=True, help=_HELD_OUT)
-@click.option(
-    "--against",
-    type=_FILE,
-    metavar="FILE",
-    help="Compare with this file, the --json output of an earlier run.",
-)
+@file("--against", about="Compare with this file, the --json output of an earlier run.")
 @click.option(
     "--quick", is_flag=True, help="Run one seed and fewer caps. This takes minutes on one core."
 )
@@ -162,14 +169,15 @@ def memory(**options: Any) -> None:
     prefill with ample memory. Delay is the latency of a program, minus its latency when it has the
     engine to itself. best_cap is the best value of each figure over all caps on concurrent
     programs; one_cap is the cap with the smallest mean latency. With --real, each contender has a
-    real engine of its own, in alternating order; then the same programs run in virtual time.
+    real engine of its own, in an order that changes with the seed; then the same programs run in
+    virtual time.
     """
     requested = plan(options)
     earlier = None if options["against"] is None else read_earlier(options["against"])
     silence_vllm()
     engines = engines_of(options)
     bench = _bench(options)
-    figures: dict[Key, list[Found]] = {}
+    figures: dict[Key, list[ByContender]] = {}
     about: list[str] = []
 
     def tell() -> None:
@@ -200,9 +208,9 @@ def _bench(options: dict[str, Any]) -> Memory:
         read = recorded(options["trace"], options["trace_scale"] * options["scale"], tokenizer)
         note(read.report())
         trace = tuple(read.programs)
-    file, real = options["step_time"], options["real"]
+    step_time, real = options["step_time"], options["real"]
     return Memory(
-        None if file is None else StepTimeModel.load(file),
+        None if step_time is None else StepTimeModel.load(step_time),
         options["max_num_seqs"] or (SLOTS if real else 16),
         options["kv_blocks"],
         options["programs"],
@@ -217,7 +225,7 @@ async def _on_both(
     bench: Memory,
     engines: Engines,
     requested: Plan,
-    figures: dict[Key, list[Found]],
+    figures: dict[Key, list[ByContender]],
     about: list[str],
 ) -> None:
     """Serve each cell on real engines, and then in virtual time. If no step times are given, they
@@ -252,20 +260,20 @@ def _about(bench: Memory, engines: Engines) -> str:
     )
 
 
-def _tables(cells: Mapping[Key, Sequence[Found]], *, together: bool) -> list[str]:
+def _tables(cells: Mapping[Key, Sequence[ByContender]], *, together: bool) -> list[str]:
     """Return a table for each cell. With ``together``, return one table for all cells in virtual
     time, and one for all cells on real engines.
     """
     if not together:
         return [f"{_head(key, figures)}\n\n{table(figures)}" for key, figures in cells.items()]
-    shown: dict[str, dict[tuple[str, float, float], Sequence[Found]]] = {}
+    shown: dict[str, dict[tuple[str, float, float], Sequence[ByContender]]] = {}
     for (cell, on), figures in cells.items():
         served = _as_served(cell, figures)
         shown.setdefault(on, {})[served.workload, served.memory, served.tool_s] = figures
-    return [f"**{on}**\n\n{one_table(group)}" for on, group in shown.items()]
+    return [f"**{on}**\n\n{joint_table(group)}" for on, group in shown.items()]
 
 
-def _as_values(key: Key, figures: Sequence[Found], seeds: Sequence[int]) -> dict[str, Any]:
+def _as_values(key: Key, figures: Sequence[ByContender], seeds: Sequence[int]) -> dict[str, Any]:
     """Return a cell as JSON values. ``share`` is the requested share of the working set, and
     ``memory`` is the actual share.
     """
@@ -274,14 +282,14 @@ def _as_values(key: Key, figures: Sequence[Found], seeds: Sequence[int]) -> dict
     return as_json({**asdict(_as_served(cell, figures)), **about}, figures)
 
 
-def _head(key: Key, figures: Sequence[Found]) -> str:
+def _head(key: Key, figures: Sequence[ByContender]) -> str:
     (cell, on), stock = key, figures[0][STOCK]
     size = f"{stock['blocks']:.0f} of {stock['wanted']:.0f} blocks"
     seeds = f"{len(figures)} {'seed' if len(figures) == 1 else 'seeds'}"
     return f"**{_as_served(cell, figures)}**, {on}: {size}, {seeds}"
 
 
-def _as_served(cell: Setup, figures: Sequence[Found]) -> Setup:
+def _as_served(cell: Setup, figures: Sequence[ByContender]) -> Setup:
     """Return the cell with the actual share of the working set, because ``--kv-blocks`` may have
     set the size of the KV cache.
     """

@@ -44,7 +44,7 @@ def long_coding(rng: Random, program_id: str, gaps: Gaps) -> ProgramShape:
 BRANCHES, REDUCED = 64, 8
 INSTRUCTION = 500
 _CHUNK = Sizes(mean=600, spread=0.3, low=100, high=1500)
-_FOUND = Sizes(mean=120, spread=0.8, high=800)
+_LOOKUP = Sizes(mean=120, spread=0.8, high=800)
 _NOTE = Sizes(mean=30, spread=0.5, high=300)
 _DIGEST = Sizes(mean=100, spread=0.4, high=600)
 
@@ -61,7 +61,7 @@ def map_reduce_64(rng: Random, program_id: str, gaps: Gaps) -> ProgramShape:
     for _ in range(BRANCHES):
         read = builder.call("read", _NOTE, _CHUNK)
         level.append(
-            builder.call("note", _NOTE, _FOUND, after=(read,), extends=read, gap_s=gaps.tool(rng))
+            builder.call("note", _NOTE, _LOOKUP, after=(read,), extends=read, gap_s=gaps.tool(rng))
         )
     while len(level) > 1:
         groups = [level[i : i + REDUCED] for i in range(0, len(level), REDUCED)]

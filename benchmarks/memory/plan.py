@@ -23,8 +23,8 @@ from agentrt.lab.workloads.traces import named
 from benchmarks.memory.cells import ALL_WORKS, RECORDED, WORKS, Lineup, Setup
 from benchmarks.rivals import CONTINUUM, THUNDER
 
-_CAPS = (0.5, 0.75, 1.0, 1.5, 2.0, 3.0)
-_QUICK_CAPS = (0.75, 1.5, 3.0)
+CAPS = (0.5, 0.75, 1.0, 1.5, 2.0, 3.0)
+QUICK_CAPS = (0.75, 1.5, 3.0)
 """The caps to try, in multiples of the number of programs that fit into memory at a time."""
 CONTENDERS = (
     STOCK,
@@ -75,7 +75,7 @@ def plan(options: dict[str, Any]) -> Plan:
         for tool_s in tools or [ALL_WORKS[work].tool_s]
     ]
     held_out, quick = options["held_out"], options["quick"]
-    usual = () if held_out else _QUICK_CAPS if quick else _CAPS
+    usual = () if held_out else QUICK_CAPS if quick else CAPS
     caps = _numbers(options, "caps", least=0.0) or usual
     first = options["seed"]
     if first is None:

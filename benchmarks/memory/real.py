@@ -21,6 +21,7 @@ from agentrt.lab.engine.step_time import StepTimeModel
 from agentrt.lab.outcome import RunOutcome
 from agentrt.lab.runs.contenders import Contender
 from benchmarks.cells import Load
+from benchmarks.harness import model_shape_option
 
 ON_CPU = 32
 """Tokens of a block, also in virtual time. vLLM's attention on CPUs needs multiples of 32."""
@@ -77,11 +78,7 @@ def real_options(about: str) -> Option:
     return together(
         click.option("--real", is_flag=True, help=about),
         model_option,
-        click.option(
-            "--model-shape",
-            metavar="NAME",
-            help="Model shape with made-up weights: llama-8b, small, tiny.",
-        ),
+        model_shape_option,
     )
 
 

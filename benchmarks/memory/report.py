@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,10 +10,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from agentrt.errors import ConfigError
 from agentrt.lab.reports.tables import markdown
 from agentrt.lab.runs.contenders import STOCK
-from benchmarks.harness import SPREAD, Column, Figures, Results
+from benchmarks.harness import SPREAD, Column, Figures, Results, read_json_output
 from benchmarks.rivals import CAP
 
 BEST_CAP, ONE_CAP = "best_cap", "one_cap"
@@ -30,11 +28,11 @@ RATIOS = {
 """Figures for which less is better, with the heads of their columns."""
 HITS = "prefix_cache_hit_rate"
 _PLAIN = "{:.2f}"
-Found = Mapping[str, Figures]
+ByContender = Mapping[str, Figures]
 """The figures of each contender on one cell with one seed."""
 
 
-def with_best_caps(figures: Found) -> dict[str, Figures]:
+def with_best_caps(figures: ByContender) -> dict[str, Figures]:
     """Return the figures of all contenders and, if there are caps, two entries that summarize them.
 
     A cap is a maximum number of programs that run at the same time. `BEST_CAP` has the best value
@@ -50,7 +48,7 @@ def with_best_caps(figures: Found) -> dict[str, Figures]:
     return {**figures, BEST_CAP: {**best, HITS: hits}, ONE_CAP: one_cap}
 
 
-def table(seeds: Sequence[Found]) -> str:
+def table(seeds: Sequence[ByContender]) -> str:
     """Return a table of medians over seeds, with the least and the greatest value. Ratios are to
     stock with the same seed.
     """
@@ -59,7 +57,7 @@ def table(seeds: Sequence[Found]) -> str:
     return measured.table(_columns(seeds, len(seeds)))
 
 
-def one_table(cells: Mapping[tuple[str, float, float], Sequence[Found]]) -> str:
+def joint_table(cells: Mapping[tuple[str, float, float], Sequence[ByContender]]) -> str:
     """Return one table of all cells. It has the columns of `table`, and a row for each workload,
     share of the working set, time of tools and contender.
     """
@@ -71,7 +69,7 @@ def one_table(cells: Mapping[tuple[str, float, float], Sequence[Found]]) -> str:
     return measured.table(_columns(every_seed, max(map(len, cells.values()))))
 
 
-def _add(measured: Results, key: Sequence[object], seeds: Sequence[Found]) -> None:
+def _add(measured: Results, key: Sequence[object], seeds: Sequence[ByContender]) -> None:
     for figures in seeds:
         shown = with_best_caps(figures)
         stock = shown[STOCK]
@@ -86,11 +84,11 @@ def _to_stock(mine: Figures, stock: Figures) -> Figures:
     return {figure: mine[figure] / stock[figure] for figure in RATIOS if stock[figure]}
 
 
-def _columns(seeds: Sequence[Found], most: int) -> list[Column]:
+def _columns(seeds: Sequence[ByContender], most: int) -> list[Column]:
     """Return the columns for these figures; ``most`` is the largest number of seeds in a cell."""
     form = SPREAD if most > 1 else _PLAIN
     copied = {"loaded": "loaded tokens", "stored": "stored tokens"}
-    offloads = any(figures.get("stored") for found in seeds for figures in found.values())
+    offloads = any(figures.get("stored") for each in seeds for figures in each.values())
     return [
         Column("ms/token", "ms_per_token", "{:.1f}"),
         Column("hits", HITS, "{:.0%}"),
@@ -98,11 +96,11 @@ def _columns(seeds: Sequence[Found], most: int) -> list[Column]:
         Column("TTFT P99, ms", "p99_ttft_ms", "{:,.0f}", "-"),
         Column("prefill tokens", "prefill", "{:,.0f}", "-"),
         *(Column(head, name, "{:,.0f}", "-") for name, head in copied.items() if offloads),
-        *(Column(f"{head} / stock", f"{one}_ratio", form, "-") for one, head in RATIOS.items()),
+        *(Column(f"{head} / stock", f"{name}_ratio", form, "-") for name, head in RATIOS.items()),
     ]
 
 
-def as_json(cell: Mapping[str, Any], seeds: Sequence[Found]) -> dict[str, Any]:
+def as_json(cell: Mapping[str, Any], seeds: Sequence[ByContender]) -> dict[str, Any]:
     """Return a cell as JSON values: the medians of all figures by contender, the ratios to stock
     (``to_stock``) by contender and figure, with a value for each seed, and the figures of each
     seed.
@@ -160,17 +158,11 @@ def read_earlier(path: Path) -> list[JsonCell]:
     """Read the cells of a file with the output of ``--json``. Raises `ConfigError` for any other
     file.
     """
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-        cells = json.loads([line for line in lines if line.startswith("{")][-1])["cells"]
-        if cells and all(RATIOS.keys() <= cell["by_seed"][0][STOCK].keys() for cell in cells):
-            return list(cells)
-    except (OSError, ValueError, LookupError, TypeError):
-        pass
-    raise ConfigError(
-        f"--against {str(path)!r} is not the output of `python -m benchmarks memory --json`; "
-        "save the whole output of a run with --json, and give that file"
-    )
+
+    def is_cell(cell: Any) -> bool:
+        return bool(RATIOS.keys() <= cell["by_seed"][0][STOCK].keys())
+
+    return [*read_json_output(path, "--against", "memory", "cells", is_cell)]
 
 
 def beside_earlier(before: Sequence[JsonCell], after: Sequence[JsonCell]) -> str:
@@ -211,7 +203,7 @@ def _changes(old: JsonCell, new: JsonCell, name: str = STOCK) -> dict[str, Chang
     """Return the changes of all figures of a contender, over the seeds that both cells have."""
     before, after = _seeds_of_both(old, new)
 
-    def values(seeds: Sequence[Found], contender: str, figure: str) -> list[float]:
+    def values(seeds: Sequence[ByContender], contender: str, figure: str) -> list[float]:
         return [seed[contender][figure] for seed in seeds]
 
     return {
@@ -231,7 +223,9 @@ def _both(old: JsonCell, new: JsonCell) -> list[str]:
     return [name for name in after[0] if name != STOCK and all(name in seed for seed in seeds)]
 
 
-def _seeds_of_both(old: JsonCell, new: JsonCell) -> tuple[Sequence[Found], Sequence[Found]]:
+def _seeds_of_both(
+    old: JsonCell, new: JsonCell
+) -> tuple[Sequence[ByContender], Sequence[ByContender]]:
     """Return the figures of the seeds that both cells have, in the old and in the new cell."""
     count = min(len(old["by_seed"]), len(new["by_seed"]))
     return old["by_seed"][:count], new["by_seed"][:count]

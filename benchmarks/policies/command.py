@@ -42,7 +42,7 @@ from benchmarks.equal_latency import (
     repeats_as_dicts,
     times,
 )
-from benchmarks.harness import FlagsCommand
+from benchmarks.harness import FlagsCommand, model_shape_option
 from benchmarks.plots import draw_curves
 from benchmarks.policies.plan import POLICIES, Measured, Plan, read
 from benchmarks.tables import ALL, about_workload, latencies, where_it_went
@@ -58,7 +58,8 @@ Examples:
 \b
 --virtual: vLLM's real scheduler and KV-cache manager in virtual time, without a model; the results
 do not depend on the machine. Without it: real engines in real time, one after the other.
-Ctrl-C keeps finished runs. Exit codes: 0; 1 an engine failed; 2 bad usage; 130 Ctrl-C.
+Ctrl-C keeps finished runs.
+Exit codes: 0 done; 1 an engine or a process failed; 2 bad usage; 130 Ctrl-C.
 """
 
 
@@ -90,7 +91,7 @@ Ctrl-C keeps finished runs. Exit codes: 0; 1 an engine failed; 2 bad usage; 130 
     f"atlas+cost+memory.  [default: {','.join(POLICIES)}]",
     former=["--policies"],
 )
-@seeds_option(suffix="  [default: 3; real 2]")
+@seeds_option(suffix="  [default: 3; real time 2]")
 @seed_option
 @text_option(
     "--tokenizer", "MODEL", "Model whose tokenizer counts recorded texts.  [default: --model]"
@@ -98,9 +99,9 @@ Ctrl-C keeps finished runs. Exit codes: 0; 1 an engine failed; 2 bad usage; 130 
 @flag_option("--virtual", "Run in virtual time, without a model.")
 @step_time_option(" Only for --virtual.  [default: invented times]")
 @jobs_option
-@max_num_seqs_option(suffix="  [default: 16; real 4]")
+@max_num_seqs_option(suffix="  [default: 16; real time 4 on a CPU, vLLM's default on a GPU]")
 @model_option
-@text_option("--model-shape", "NAME", "Model shape with made-up weights: llama-8b, small, tiny.")
+@model_shape_option
 @json_flag("Print all results as one JSON line, too.")
 @file("--plot", about="Draw latency by rate.")
 def policies(engine_flags: Sequence[str], **options: Any) -> None:
