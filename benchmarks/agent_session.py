@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from agentrt.errors import ConfigError, EngineStartError
+from agentrt.lab.commands.options import count_option, json_flag
 from agentrt.lab.reports.tables import markdown
 from benchmarks.results import ROOT
 
@@ -30,14 +31,13 @@ CLIENTS = ("claude", "codex", "opencode")
 @click.option(
     "--client", type=click.Choice(CLIENTS), default="claude", show_default=True, help="The agent."
 )
-@click.option(
+@count_option(
     "--turns",
-    type=click.IntRange(min=2),
+    "Number of user messages. The agent runs a command in each turn.",
     default=20,
-    show_default=True,
-    help="Number of user messages. The agent runs a command in each turn.",
+    least=2,
 )
-@click.option("--json", "as_json", is_flag=True, help="Print the turns as one JSON line, too.")
+@json_flag("Print the turns as one JSON line, too.")
 def agent_session(client: str, turns: int, as_json: bool) -> None:
     """Measure the cached tokens of a coding agent's session by turn.
 

@@ -20,14 +20,12 @@ _OF_ENGINE = {
     "recomputed_tokens": ("recomputed", "tokens computed again after preemptions"),
     "cpu_us": ("CPU us/step", "the scheduler's CPU per step, us"),
 }
-_OF_FLEET = {
-    "balance": ("balance", "the busiest engine's time over the mean"),
-    "steady_per_s": ("ended in time", "ended by the last arrival, programs per second"),
-}
 """Further fields of `Summary` for comparisons, each with the head of its column and a longer text
 with its unit. Some fields are unknown for some engines.
 """
-SHORT = {name: short for name, (short, _) in (PLAIN | _OF_ENGINE | _OF_FLEET).items()}
+_OF_FLEET = {"balance": "balance", "steady_per_s": "ended in time"}
+"""Fields of `Summary` that only tables show, with the heads of their columns."""
+SHORT = {name: short for name, (short, _) in (PLAIN | _OF_ENGINE).items()} | _OF_FLEET
 ALL = {name: text for name, (_, text) in (PLAIN | _OF_ENGINE).items()}
 _COMPARED = ("mean_s", "p95_s", "p99_s", "slowdown", "token_latency_s")
 _OFFLINE = ("makespan_s", "mean_s", "token_latency_s")
@@ -75,7 +73,7 @@ def about_workload(source: Source, programs: int, seeds: Sequence[int]) -> str:
     return (
         f"Workload: {source.name}, {programs} programs a run; "
         f"{about_scales(source.scales)}{cut}{room}. {about_seeds(seeds)}; "
-        "ratios are to stock in the same repeat, and in all but throughput below 1 is better."
+        "ratios are to stock in the same repeat; below 1 is better, except for throughput."
     )
 
 

@@ -1,1 +1,1 @@
-"""Simulations of policies and routers in virtual time, on generated programs and traces."""
+"""Simulations of policies and routers, on generated programs and traces."""

@@ -1,4 +1,4 @@
-"""``benchmarks simulate``: studies of policies and routers in virtual time, without a model."""
+"""``benchmarks simulate``: simulations of policies and routers, without a model."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ STUDIES = {
 
 @click.group(cls=LazyGroup, lazy=STUDIES, epilog=_EPILOG)
 def simulate() -> None:
-    """Study policies in virtual time, without a model, on generated programs or traces.
+    """Simulate policies and routers, without a model, on generated programs or traces.
 
     Generated programs are chat, react, lats, mixed (thirds of these), assistant, coding, deep and
     graphs8.

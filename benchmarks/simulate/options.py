@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -57,10 +56,8 @@ def read_depth(options: Mapping[str, Any]) -> Machine:
         for name in names:
             if other != depth and options[name] is not None:
                 option = f"--{name.replace('_', '-')}"
-                raise ConfigError(f"{option} is for --depth {other}; leave it out")
+                raise ConfigError(f"{option} is for --depth {other}; leave {option} out")
     if depth == "virtual":
         return read_machine(options)
     step_ms = options["step_ms"] or 25.0
-    if not math.isfinite(step_ms):
-        raise ConfigError(f"--step-ms {step_ms}: give a finite number of milliseconds")
     return SlotMachine(options["max_num_seqs"], step_s=step_ms / 1000, **read_fleet(options))

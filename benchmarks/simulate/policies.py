@@ -54,8 +54,8 @@ Examples:
   python -m benchmarks simulate run --workload react --programs 100 --depth virtual
 
 \b
-'agentrt simulate run --help' explains the options.
-Exit codes: 0; 2 bad usage; 130 Ctrl-C.
+'agentrt simulate run --help' explains loads and ratios.
+Exit codes: 0 done; 1 a process of the simulation died; 2 bad usage; 130 Ctrl-C.
 """
 _OF_SWEEP = """\b
 Examples:
@@ -67,13 +67,14 @@ Examples:
   python -m benchmarks simulate sweep --workload chat --offline --programs 1000,2000,4000
 
 \b
-Loads are shares of the engine's capacity: 0.9 are Poisson arrivals, b0.8 is a mean load of
-0.8 in bursts between 1.9 and 0.1 (a burst and its lull have 1000 programs, or all), 1.3 is
-overload during the whole run. The programs of a trace arrive in another order for each seed, and
-again when all have arrived; their gaps are kept. NAME+hints is the policy NAME with a hint of
-each program's size. Ratios are medians over the seeds, with the least and the greatest.
+Loads are shares of the engine's capacity: 0.9 is a load with Poisson arrivals; b0.8 is a mean load
+of 0.8, which alternates between 1.9 (a burst) and 0.1; 1.3 is overload during the whole run. A
+burst and the quiet phase after it have 1000 programs on average, or all if there are fewer.
+The programs of a trace arrive in another order for each seed, and keep their gaps. If --programs is
+larger than the trace, its programs arrive again. NAME+hints is the policy NAME with a hint of each
+program's size. Ratios are medians over the seeds, with the least and the greatest.
 Ctrl-C keeps finished runs.
-Exit codes: 0; 2 bad usage; 130 Ctrl-C.
+Exit codes: 0 done; 1 a process of the simulation died; 2 bad usage; 130 Ctrl-C.
 """
 _LOADS = ("0.8", "0.9", "0.95", "b0.8", "1.3")
 

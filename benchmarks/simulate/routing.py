@@ -53,7 +53,7 @@ Examples:
 With the same seed, all routers get the same programs at the same times. A load is a share of the
 capacity of all replicas together. Programs have no prompts with --depth steps, so the routers then
 differ only in balance.
-Exit codes: 0; 2 bad usage; 130 Ctrl-C."""
+Exit codes: 0 done; 1 a process of the simulation died; 2 bad usage; 130 Ctrl-C."""
 
 
 @click.command(cls=ManyCommand, epilog=_EPILOG)
@@ -195,8 +195,8 @@ def _to_fewest(series: Sequence[Series]) -> list[Column]:
     """Return columns that compare a number of replicas with the smallest number, for the same
     router (medians over seeds).
 
-    "Over linear" is the share of programs that end by the last arrival, divided by this share
-    with the fewest replicas.
+    "Over linear" compares the shares of programs that end by the last arrival: the share with
+    this number of replicas, divided by the share with the smallest number.
     """
 
     def over(cell: Series, measure: str) -> float:
@@ -215,6 +215,6 @@ def _to_fewest(series: Sequence[Series]) -> list[Column]:
     return [
         Column("ended in time/s", lambda cell: digits(cell.median("steady_per_s"))),
         Column("over linear", over_linear),
-        Column("mean / fewest's", lambda cell: f"{over(cell, 'mean_s'):.2f}"),
-        Column("P95 / fewest's", lambda cell: f"{over(cell, 'p95_s'):.2f}"),
+        Column("mean / with fewest", lambda cell: f"{over(cell, 'mean_s'):.2f}"),
+        Column("P95 / with fewest", lambda cell: f"{over(cell, 'p95_s'):.2f}"),
     ]
