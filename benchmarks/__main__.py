@@ -43,15 +43,21 @@ BENCHMARKS = {
         "benchmarks.external:external",
         "GPU runs that other people published, predicted in virtual time.",
     ),
-    "figure": ("benchmarks.figure:figure", "The paper's toy figures in the simulator."),
+    "figure": (
+        "benchmarks.figure:figure",
+        "The paper's toy examples, and its comparison with the optimum.",
+    ),
     "first-runs": (
         "benchmarks.room:first_runs",
         "Programs of types that the engine has not seen yet, compared with stock vLLM.",
     ),
-    "front": ("benchmarks.front.command:front", "CPU time of a served call, compared with vLLM."),
+    "front": (
+        "benchmarks.front.command:front",
+        "CPU time of the front end for each call, compared with vLLM's front end.",
+    ),
     "generators": (
         "benchmarks.generators.command:generators",
-        "Load generators of other projects on both servers.",
+        "Load generators of other projects, on vLLM's server and on agentrt serve.",
     ),
     "gpu": (
         "benchmarks.gpu.command:gpu",
@@ -67,19 +73,19 @@ BENCHMARKS = {
     ),
     "journal-size": (
         "benchmarks.journal_size:journal_size",
-        "Bytes of a journal for each byte of chat text.",
-    ),
-    "langgraph-runs": (
-        "benchmarks.langgraph_runs.command:langgraph_runs",
-        "Runs and searches of LangGraph's API, compared with LangGraph's own server.",
+        "Bytes of a journal for each byte of its programs' texts.",
     ),
     "journal-values": (
         "benchmarks.journal_values:journal_values",
-        "Kinds of values that a journal reads back equal, or refuses.",
+        "Kinds of values that a journal returns unchanged, or refuses to record.",
     ),
     "kills": (
         "benchmarks.kills:kills",
         "Recorded programs on a real engine that are killed and resumed.",
+    ),
+    "langgraph-runs": (
+        "benchmarks.langgraph_runs.command:langgraph_runs",
+        "Runs and searches of LangGraph's API, compared with LangGraph's own server.",
     ),
     "memory": (
         "benchmarks.memory.command:memory",
@@ -101,12 +107,18 @@ BENCHMARKS = {
         "benchmarks.policies.command:policies",
         "Policies compared with stock vLLM: latency by load, in virtual time or on real engines.",
     ),
+    "published": (
+        "benchmarks.published:published",
+        "Comparison of the numbers on pages with the files of results.",
+    ),
     "room": (
         "benchmarks.room:room",
         "Mean and P99 of completion times as ratios to stock vLLM's, with a large KV cache.",
     ),
-    "published": ("benchmarks.published:published", "Checks the numbers on pages against results."),
-    "scheduler": ("benchmarks.scheduler:scheduler", "CPU time of a step, compared with vLLM."),
+    "scheduler": (
+        "benchmarks.scheduler:scheduler",
+        "CPU time of a step of the scheduler, compared with vLLM's scheduler.",
+    ),
     "sensitivity": (
         "benchmarks.sensitivity:sensitivity",
         "Each constant of the scheduler, halved and doubled.",
@@ -114,16 +126,16 @@ BENCHMARKS = {
     "serve": ("benchmarks.serve:serve", "agentrt serve and vLLM's own server under load."),
     "simulate": (
         "benchmarks.simulate.command:simulate",
-        "Policies and routers in virtual time, on generated programs.",
+        "Policies and routers, simulated on generated programs or traces.",
     ),
     "stress": (
         "benchmarks.stress.command:stress",
-        "Random programs on vLLM's scheduler, which must not be much slower than stock.",
+        "Random programs under all policies: invariants, and times compared with stock vLLM.",
     ),
     "submit": ("benchmarks.submit:submit", "Programs that clients send: start times and fairness."),
     "techniques": (
         "benchmarks.techniques.command:techniques",
-        "Prompting techniques with contexts, compared with HTTP.",
+        "Prompting techniques with contexts, compared with an HTTP client.",
     ),
 }
 _NAME = "python -m benchmarks"

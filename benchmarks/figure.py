@@ -268,12 +268,12 @@ FIGURE_2 = Toy(
     batch=2,
     counted=("A", "B", "C", "D"),
     other_quanta=(2, 2, 2),
-    # With these, A and B lose the engine to C and D as drawn, and D waits for the later
+    # With these quanta, A and B lose the engine to C and D as drawn, and D waits for the later
     # calls of A and B.
     quanta={"mlfq": (1, 2)},
     paper={"fcfs": 18, "mlfq": 18, "plas": 12},
-    note="No quanta that we tried (all up to 5 steps, 1 to 4 of them) give both 18 for mlfq "
-    "and 12 for plas; with the quanta 1, 2 for both it is 18 and 14.",
+    note="We tried all lists of 1 to 4 quanta of up to 5 steps; no list gives both 18 for mlfq and "
+    "12 for plas. The quanta 1, 2 give 18 for mlfq and 14 for plas.",
 )
 """Four programs whose calls follow each other, and two slots. The figure shows how FCFS and MLFQ
 treat short programs.
@@ -293,7 +293,9 @@ FIGURE_19 = Toy(
     note="The paper does not give the lengths of the calls; these lengths reproduce its waiting "
     "times. B's later calls are left out, because only the wait of B's first call is counted.",
 )
-"""Two parallel short calls (A) against one long call (B), on one slot."""
+"""Parallel short calls of A, and the calls that follow them, against one long call of B, on one
+slot.
+"""
 
 TOYS = {toy.figure: toy for toy in (FIGURE_2, FIGURE_19)}
 """The toy examples, by the numbers of their figures. The paper states waiting times for each."""

@@ -67,9 +67,9 @@ Examples:
   python -m benchmarks journal --real --calls 10 --json
 
 \b
-Each row is a value of --journal-content; off is without a journal. CPU is the processor time of
-this process, including the time of the kernel. Each repeat runs all rows, and compares them with
-each other.
+Each row is a value of agentrt run's --journal-content; off is without a journal. CPU is the
+processor time of this process, including the time of the kernel. Each repeat measures all rows; the
+last two columns compare a row with the row off of the same repeat.
 """
 
 
@@ -118,9 +118,9 @@ async def measure(
                 note(f"{engine}: repeat {repeat + 1} of {repeats}")
                 order = turns(SIDES, max(0, repeat))
                 cpu_us = {side: await load.run(runtime, sides[side]) for side in order}
-                for side in (
-                    SIDES if repeat >= 0 else ()
-                ):  # the first calls import modules and fill caches
+                if repeat < 0:  # the first calls import modules and fill caches
+                    continue
+                for side in SIDES:
                     cpu, off = cpu_us[side], cpu_us[OFF]
                     figures = {"cpu_us": cpu, "more_us": cpu - off, "to_off": cpu / off}
                     measured.add(engine, side, figures=figures)
@@ -128,8 +128,8 @@ async def measure(
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """A number of ``programs`` at once, of ``calls`` calls each, with answers of
-    ``tokens`` tokens.
+    """The work of one measurement: ``programs`` programs run at once, and each makes ``calls``
+    calls, whose answers have ``tokens`` tokens.
     """
 
     programs: int

@@ -32,7 +32,7 @@ from agentrt.runtime.durable import Durable
 
 TURNS = (25, 50, 100, 200)
 _WORDS = 600
-"""The words of each message and each answer: about 3.5 KB."""
+"""The number of words of each message and each answer, which have about 3.2 KB."""
 _LEXICON = [
     "".join(random.Random(number).choices("aeioulnrst", k=2 + number % 7)) for number in range(9000)
 ]
@@ -111,8 +111,9 @@ def journal_size() -> None:
     the times with 25 turns.
     """
     rows = [row for name in KINDS for row in measure(name, TURNS)]
-    heads = ["program", "turns", "MB said", "MB of journal", "journal / said"]
-    heads += ["go on / 25 turns", "why / 25 turns", "replay / 25 turns", "MB of memory"]
+    heads = ["program", "turns", "MB of text", "MB of journal", "journal / text"]
+    heads += [f"{name} / with 25 turns" for name in ("resume", "why", "replay")]
+    heads += ["MB of memory"]
     click.echo(markdown(heads, rows))
 
 

@@ -74,7 +74,7 @@ def journal_values() -> int:
     rows = asyncio.run(measure())
     faults = [row for row in rows if row.outcome not in (EQUAL, REFUSED)]
     cells = [[row.door, row.kind, row.outcome, row.words.replace("|", "/")[:120]] for row in rows]
-    click.echo(markdown(["as", "kind", "outcome", "words"], cells))
+    click.echo(markdown(["recorded as", "kind", "outcome", "error text"], cells))
     sums = ", ".join(
         f"{sum(row.outcome == outcome for row in rows)} {outcome}" for outcome in (EQUAL, REFUSED)
     )

@@ -66,7 +66,8 @@ def kills(kills: int, seed: int) -> int:
     """Kill 'agentrt run' with SIGKILL, and run the same command again, for a number of kills.
 
     The program has parallel calls, tools, a spawned program, a saved context and a question. Fails
-    if a recorded step is done again, or if a result differs from the result of a run without kills.
+    if a recorded step is done again, if a process does a step twice, or if a result differs from
+    the result of a run without kills.
     """
     rng, counts = random.Random(seed), Counter[str]()
     with tempfile.TemporaryDirectory(prefix="agentrt-kills-") as name:

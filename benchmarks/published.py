@@ -2,7 +2,7 @@
 results.
 
 On a page, a number or a table stands between two comments, which readers do not see:
-``<!--offload-->57 (54-59)<!--/-->``. `VALUES` says which value each name stands for. A number that
+``<!--default-->66 (61-70)<!--/-->``. `VALUES` says which value each name stands for. A number that
 differs from the value in its file is an error, so every such number on a page was printed by a run.
 """
 

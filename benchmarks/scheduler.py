@@ -55,7 +55,7 @@ PROMPT, GROWTH, LONGEST = 96, 64, 96
 the longest output.
 """
 STEP_S = 0.02
-ASKED = ("add_request", "schedule", "update_from_output", "control")
+METHODS = ("add_request", "schedule", "update_from_output", "control")
 """The methods of the scheduler that the engine core calls, by itself or for a client of agentrt."""
 COLUMNS = (
     Column("us a step", "step_us", "{:.0f}"),
@@ -75,8 +75,8 @@ COLUMNS = (
     f"{','.join(CASES)}]",
     former=["--cases"],
 )
-@many("--running", metavar="N,…", help="Number of calls in the batch.  [default: 4,64]")
-@many("--waiting", metavar="N,…", help="Number of calls that wait.  [default: 10,1000]")
+@many("--running", metavar="N,…", help="Numbers of calls in the batch.  [default: 4,64]")
+@many("--waiting", metavar="N,…", help="Numbers of calls that wait.  [default: 10,1000]")
 @count_option("--steps", "Number of steps in a turn.", default=200)
 @repeat_option(15, "Number of turns of each case.")
 @count_option(
@@ -166,7 +166,9 @@ def _answer(other: Connection, requests: Connection, made_of: tuple[Any, ...]) -
 
 @dataclass(slots=True)
 class Load:
-    """A scheduler that serves programs. The number of programs with a call is constant."""
+    """A scheduler that serves programs. At each time, ``running + waiting`` programs have a call in
+    the scheduler.
+    """
 
     case: Contender
     running: int
@@ -188,8 +190,8 @@ class Load:
             blocks=2 * self.running * -(-longest // BLOCK_SIZE) + 1,
             settings=config.to_dict() if config else {},
         )
-        self._spent = dict.fromkeys(ASKED, 0)
-        for name in ASKED:
+        self._spent = dict.fromkeys(METHODS, 0)
+        for name in METHODS:
             if hasattr(made, name):
                 setattr(made, name, self._timed(name, getattr(made, name)))
         made._preempt_request = self._counted(made._preempt_request)
@@ -201,7 +203,7 @@ class Load:
         """Do ``steps`` steps, and return the microseconds, the ended calls and the preemptions per
         step.
         """
-        self._spent.update(dict.fromkeys(ASKED, 0))
+        self._spent.update(dict.fromkeys(METHODS, 0))
         self.preempted = ended = 0
         for _ in range(steps):
             for call_id in self.engine.step().finished:

@@ -63,8 +63,8 @@ _FACTORS = {0.5: "half", 2.0: "twice"}
 _FIGURES = {"ms_per_token": "s/token", "mean_jct_s": "mean", "p99_jct_s": "P99"}
 _SHARE = 0.25
 SAME, FAILED, NONE = "=", "fails", "-"
-"""The texts of three kinds of cells: nothing changed on any workload and seed; a run raised an
-error; there is no such value.
+"""The texts of cells without a ratio: nothing changed on any workload and seed; a run raised an
+error; there is no such value, because the constant cannot be halved, or no run has finished.
 """
 
 
@@ -120,7 +120,8 @@ def sensitivity(**options: Any) -> None:
     """Halve and double each constant of the scheduler, on workloads on which no constant was tuned.
 
     Each figure is the ratio to the run with the unchanged constant, on the workload where this
-    ratio is highest. "=" means that nothing changed, and "fails" that a run raised an error.
+    ratio is highest. "=" means that nothing changed, "fails" that a run raised an error, and "-"
+    that there is no such value.
     """
     chosen = _constants(options["constant"])
     cells = _cells(options, chosen)

@@ -66,8 +66,8 @@ class SlotMachine(Machine):
     def in_words(self) -> str:
         return (
             f"**Step simulator**: {self.max_num_seqs} batch slots; every step takes "
-            f"{1000 * self.step_s:.2f} ms and gives each\nrunning call a token. No memory, no "
-            "prefill, no model: the order of calls alone."
+            f"{1000 * self.step_s:.2f} ms and gives each\nrunning call a token. Only the order of "
+            "calls is simulated: no memory, no prefill, no model."
         )
 
     def token_s(self) -> float:
@@ -78,14 +78,14 @@ class SlotMachine(Machine):
         return self.replicas * (self.max_num_seqs / self.step_s / tokens)
 
     def check(self, contenders: Iterable[Contender]) -> None:
-        """Raise `ConfigError` for a contender that needs vLLM's scheduler, more memory than other
-        contenders, or host memory.
+        """Raise `ConfigError` for a contender that needs more than a policy of agentrt's scheduler:
+        vLLM's or a rival's scheduler, a gate, more memory than other contenders, or host memory.
         """
         for contender in contenders:
             if contender.config is None or {*contender.parts} - {TRUE_SIZES, SIZE_HINTS}:
                 raise ConfigError(
                     f"{contender.name!r} needs vLLM's scheduler or its memory, which the step "
-                    "simulator does not have; it runs the policies of agentrt's scheduler: "
+                    "simulator does not have; use policies of agentrt's scheduler: "
                     f"{', '.join(policy_names())}"
                 )
 

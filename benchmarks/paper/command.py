@@ -61,7 +61,8 @@ Examples:
 
 \b
 A load is a share of the engine's capacity; above 1, the engine is overloaded during the whole run.
-Ctrl-C keeps finished runs. Exit codes: 0; 2 bad usage; 130 Ctrl-C.
+Ctrl-C keeps finished runs.
+Exit codes: 0 done; 1 a process of the simulation died; 2 bad usage; 130 Ctrl-C.
 """
 
 
@@ -75,7 +76,8 @@ Ctrl-C keeps finished runs. Exit codes: 0; 2 bad usage; 130 Ctrl-C.
 @load_option(f"Loads of the main workload.  [default: {','.join(_MAIN_LOADS)}]", former=["--loads"])
 @policy_option(f"Policies to compare.  [default: {','.join(POLICIES)}]", former=["--policies"])
 @programs_option(
-    "Number of programs. Without --workload, mixed also runs with half and twice as many.",
+    "Number of programs. Without --workload, mixed also runs with half and with twice as many "
+    "programs, and LATS with a quarter.",
     default=600,
 )
 @click.option(
@@ -163,7 +165,8 @@ def _panels(options: dict[str, Any]) -> list[Panel]:
         return [_panel(source.name, source, loads, count, names)]
     still, tools = source_of("mixed", scale, 0.0), source_of("mixed", scale, scale)
     chat, react, lats = (source_of(name, scale, 0.0) for name in ("chat", "react", "lats"))
-    # The virtual engine needs half a minute for 600 programs of mixed, three times that for LATS.
+    # A run of 600 programs of mixed takes half a minute in virtual time, and a run of as many
+    # programs of LATS takes three times as long.
     coarse = with_tools = loads
     beside = fewer = names
     half, few = max(1, count // 2), max(1, count // 4)
@@ -173,12 +176,12 @@ def _panels(options: dict[str, Any]) -> list[Panel]:
         fewer = tuple(name for name in names if name != "plas")
     return [
         _panel("Mixed, tools take no time", still, loads, count, names),
-        _panel("Mixed, half as long", still, loads, half, beside),
+        _panel("Mixed, half as many programs", still, loads, half, beside),
         _panel("Mixed, tools on", tools, with_tools, count, fewer),
         _panel("BFCL (ReAct)", react, coarse, count, names),
         _panel("ShareGPT (chat)", chat, coarse, count, names),
         _panel("LATS", lats, coarse, few, fewer),
-        _panel("Mixed, twice as long", still, loads, 2 * count, beside),
+        _panel("Mixed, twice as many programs", still, loads, 2 * count, beside),
     ]
 
 

@@ -116,8 +116,11 @@ def _source(options: Mapping[str, Any]) -> Source:
 
 
 def source_of(name: str, scale: float, gap_scale: float, tokenizer: str = "") -> Source:
-    """Return the source for a file with a trace, or for a generator by its name or the paper's name
-    for it, with scaled tokens and gaps.
+    """Return the source with this name: a file with a trace, or a generator. A generator may also
+    have the name that the paper gives it (`WORKLOADS`).
+
+    ``scale`` multiplies tokens, and ``gap_scale`` multiplies gaps. ``tokenizer`` is the model whose
+    tokenizer counts the texts of a trace.
     """
     scales = Scales(scale, scale, gap_scale)
     return Source.named(WORKLOADS.get(name, name), scales=scales, tokenizer=tokenizer)

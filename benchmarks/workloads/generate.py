@@ -30,7 +30,7 @@ def chat(rng: Random, program_id: str, gaps: Gaps) -> ProgramShape:
 
     Published: 6.66 calls per program, at most 80, long-tailed; 277 output and 256 prompt tokens per
     call. We take the 256 prompt tokens as the tokens that the human adds in a turn. No context
-    limit ends a chat: one prompt in a hundred is longer than 34,000 tokens.
+    limit ends a chat: one prompt in a hundred is longer than about 30,000 tokens.
     """
     turns = _TURNS.draw(rng)
     builder = ProgramBuilder(rng)

@@ -106,7 +106,7 @@ def test_each_panel_has_at_least_one_program(capsys: pytest.CaptureFixture[str])
     assert call(["paper", "--quick", *few, "--jobs", "1"]) == 0
     printed = capsys.readouterr().out
     assert "**LATS, 1 programs**" in printed
-    assert "**Mixed, half as long, 1 programs**" in printed
+    assert "**Mixed, half as many programs, 1 programs**" in printed
 
 
 @pytest.mark.parametrize(

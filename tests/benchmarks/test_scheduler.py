@@ -12,7 +12,7 @@ from agentrt.executors.vllm.engine_core.scheduler import ProgramScheduler
 from agentrt.lab.runs.contenders import contender, contenders
 from benchmarks import scheduler as command
 from benchmarks.__main__ import call
-from benchmarks.scheduler import ASKED, CASES, Load, measure
+from benchmarks.scheduler import CASES, METHODS, Load, measure
 
 pytestmark = pytest.mark.engine
 
@@ -24,7 +24,7 @@ def test_programs_end_and_others_take_their_place() -> None:
         figures = load.run(500)
         ended[case] = figures["ends"]
         assert len(load.engine.requests) == 3
-        assert figures["step_us"] == pytest.approx(sum(figures[f"{name}_us"] for name in ASKED))
+        assert figures["step_us"] == pytest.approx(sum(figures[f"{name}_us"] for name in METHODS))
         if case == "fcfs":
             assert isinstance(load.engine.scheduler, ProgramScheduler)
             assert len(load.engine.scheduler.table) == 3
