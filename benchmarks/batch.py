@@ -24,7 +24,6 @@ from typing_extensions import override
 
 from agentrt.batch.runner import DEFAULT_LIVE
 from agentrt.cli.numbers import NumberRange
-from agentrt.errors import ConfigError
 from agentrt.lab.backends.gates import Gate
 from agentrt.lab.commands.options import (
     ManyCommand,
@@ -58,7 +57,15 @@ from agentrt.lab.runs.machine import vllm_version
 from agentrt.lab.workloads.shape import ProgramShape, prompt_tokens
 from agentrt.scheduler.config import BATCH_SCHEDULER, LONGEST_REMAINING
 from benchmarks.cells import Cell, Load, check_names, measured, seeds_of, study_options
-from benchmarks.harness import Column, Figures, Results, read_json_output, run_shown, show
+from benchmarks.harness import (
+    Column,
+    Figures,
+    Results,
+    positive,
+    read_json_output,
+    run_shown,
+    show,
+)
 from benchmarks.memory.cells import (
     ALL_WORKS,
     RECORDED,
@@ -400,13 +407,7 @@ def _contenders(names: Sequence[str], *, real: bool) -> list[str]:
 def _share(text: str) -> float:
     if text == AMPLE:
         return math.inf
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 0 < value < math.inf:
-        raise ConfigError(f"--memory {text!r}: give a positive number such as 0.25, or {AMPLE}")
-    return value
+    return positive("--memory", text, f"0.25, or {AMPLE}")
 
 
 def read_runs(path: Path) -> list[dict[str, Any]]:

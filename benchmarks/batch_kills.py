@@ -192,7 +192,7 @@ async def _through_http(folder: Path, door: str, inputs: int, kills: int, seed: 
         outcome.events,
         outcome.starts_s,
         peaks,
-        2 * journals[1],  # only programs have a journal
+        2 * journals[1],  # only programs have a journal, and half of the inputs are for programs
     )
 
 

@@ -153,7 +153,7 @@ def _bound(ours: str, theirs: str) -> str:
 
 def by_repeats(carried: Sequence[Carried], baseline: str) -> str:
     """Return a Markdown table with the spread over the repeats. Ratios above 1 are better."""
-    head = ("latency of", "level, ms/token", "policy", "carries", f"/ {baseline}")
+    head = ("token latency", "level, ms/token", "policy", "load carried", f"/ {baseline}")
     rows = [
         (
             MEASURES[row.measure],

@@ -50,7 +50,7 @@ from tests.lab.toys import ToyCall, ToyEngine, ToyProgram
 _EPILOG = """\b
 Examples:
   python -m benchmarks figure 2                              FCFS, MLFQ and PLAS as drawn
-  python -m benchmarks figure 2 --policy plas --json         one JSON object: 12 units of waiting
+  python -m benchmarks figure 2 --policy plas --json         one JSON object: a waiting of 12 steps
   python -m benchmarks figure 19                             MLFQ and ATLAS with parallel calls
   python -m benchmarks figure 20 --programs 1000             all policies against clairvoyant SRPT
 """
@@ -163,7 +163,8 @@ def _tell(
     click.echo(
         f"{options['programs']} programs ({spec.setting.source.name}). {about_seeds(seeds)}. "
         f"{about_engine(spec.machine)}\n"
-        f"Mean latency in seconds, and its ratio to {OPTIMUM}'s, which knows the future.\n"
+        "Mean latency in seconds, and in parentheses its ratio to the mean latency under "
+        f"{OPTIMUM}, which knows the future.\n"
     )
     click.echo(_by_rate(cells, spec))
 

@@ -167,6 +167,19 @@ def show(tables: str | Sequence[str], medians: Any, *, as_json: bool = False) ->
         click.echo(json.dumps(medians))
 
 
+def positive(option: str, text: str, example: str) -> float:
+    """Return the number in the text of an option. Raises `ConfigError`, with an ``example``, unless
+    the number is positive and finite.
+    """
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value < math.inf:
+        raise ConfigError(f"{option} {text!r}: give a positive number such as {example}")
+    return value
+
+
 def read_json_output(
     path: Path, option: str, benchmark: str, name: str, is_item: Callable[[Any], bool]
 ) -> list[dict[str, Any]]:

@@ -126,7 +126,7 @@ def measure(name: str, turns: Sequence[int]) -> list[list[str]]:
             path = Path(folder, "j")
             said = asyncio.run(_run(path, KINDS[name], count))
             size = path.stat().st_size
-            times = [_time(partial(work, path, name, count)) for work in (_go_on, _why, _replay)]
+            times = [_time(partial(work, path, name, count)) for work in (_resume, _why, _replay)]
             tracemalloc.start()
             _why(path, name, count)
             memory = tracemalloc.get_traced_memory()[1]
@@ -161,7 +161,7 @@ async def _run(path: Path, kind: Kind, turns: int, *, fails: bool = False) -> in
         return 0 if fails else int(run.result)
 
 
-def _go_on(path: Path, name: str, turns: int) -> None:
+def _resume(path: Path, name: str, turns: int) -> None:
     asyncio.run(_run(path, KINDS[name], turns, fails=True))
 
 

@@ -40,7 +40,7 @@ BATCH = 500
 LISTED = 100
 """The number of questions that are listed, if there are as many."""
 COLUMNS = (
-    Column("programs", "programs", WHOLE),
+    Column("operations", "operations", WHOLE),
     Column("seconds", "seconds", "{:.1f}"),
     Column("CPU, ms each", "cpu_ms", "{:.2f}"),
     Column("most runs in memory", "most_runs", WHOLE),
@@ -101,8 +101,8 @@ class Local:
     wrong: int = 0
 
     async def timed(self, work: Any) -> Figures:
-        """Await ``work``, which returns a count, such as a number of programs. Return the figures
-        of the work, with the CPU time divided by this count.
+        """Await ``work``, which returns a number of operations: the number of parked or answered
+        programs, or 1. Return the figures of the work, with the CPU time for each operation.
         """
         self.most = self.wrong = 0
         cpu, began = time.process_time(), time.monotonic()
@@ -110,7 +110,7 @@ class Local:
         cpu_ms = (time.process_time() - cpu) * 1000 / count
         seconds = time.monotonic() - began
         return {
-            "programs": count,
+            "operations": count,
             "seconds": seconds,
             "cpu_ms": cpu_ms,
             "most_runs": self.most,

@@ -11,7 +11,6 @@ an empty cache.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
 from functools import partial
@@ -42,7 +41,7 @@ from agentrt.lab.reports.tables import Spread
 from agentrt.lab.runs.contenders import DEFAULT, STOCK, TRUE_SIZES, contender, contenders
 from agentrt.scheduler.config import SchedulerConfig
 from benchmarks.cells import Cell, Load, cells_of, check_names, measured, seeds_of, study_options
-from benchmarks.harness import Column, Figures, table
+from benchmarks.harness import Column, Figures, positive, table
 from benchmarks.memory.cells import ALL_WORKS, RECORDED, Memory, Setup, with_room_for_all
 from benchmarks.mixes import ALIKE, LONGEST, MIXES, UNLIKE
 
@@ -64,7 +63,7 @@ Results = Mapping[tuple[Any, ...], Sequence[Ratios]]
 """The ratios of each seed, by mix and policy; for the command ``room``, by load, workload and
 policy.
 """
-_POLICIES = policy_option(f"Policies beside {STOCK}.  [default: {DEFAULT}]")
+_POLICIES = policy_option(f"Policies to compare with {STOCK}.  [default: {DEFAULT}]")
 
 
 @click.command("first-runs", cls=ManyCommand)
@@ -110,7 +109,7 @@ def room(**options: Any) -> None:
     is better. Mean and P99 should be at most 1.01 below a load of 1, and at most 1.00 from 1 on.
     """
     names = check_names("workload", options["workload"], WORKS)
-    loads = [_load(text) for text in options["load"] or LOADS]
+    loads = [positive("--load", text, "0.6") for text in options["load"] or LOADS]
     # In this order, an early end leaves finished workloads.
     works = [Roomy(name, load, options["programs"]) for name, load in product(names, loads)]
     cells = cells_of(works, check_policies(options["policy"]), seeds_of(options))
@@ -174,16 +173,6 @@ class Roomy:
         longest = memory.longest(setup)
         small = VirtualOptions(SLOTS, longest // BLOCK_SIZE + 2, max_model_len=longest)
         return Load(programs, with_room_for_all(programs, small), work.step_time)
-
-
-def _load(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 0 < value < math.inf:
-        raise ConfigError(f"--load {text!r}: give a positive number such as 0.6")
-    return value
 
 
 def check_policies(names: Sequence[str]) -> list[str]:

@@ -38,7 +38,7 @@ from benchmarks.workloads.generate import WORKLOADS, generate
 
 GPU = StepTimeModel()
 SMALL_CPU = StepTimeModel(0.05, 0.75e-3, 1e-3, 0.0, "SmolLM2-135M, rounded", "one CPU core")
-"""Approximate step times of a small model on one core (docs/results/overhead.md)."""
+"""Approximate step times of SmolLM2-135M on one core of a CPU."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,9 +108,9 @@ class Setup:
 class MemoryLoad(Load):
     """A load and the memory that its programs need.
 
-    ``ample`` is stock's run in virtual time with a KV cache for all programs. In this run, the
-    programs use at most ``wants`` tokens at a time. The KV cache of the cell's engine has room for
-    about ``fit`` programs.
+    ``ample`` is stock's run in virtual time with a KV cache for all programs. ``wants`` is the
+    working set: the peak, in this run, of the number of tokens that are used again. The KV cache of
+    the cell's engine has room for about ``fit`` programs.
     """
 
     ample: RunOutcome

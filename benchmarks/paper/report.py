@@ -96,9 +96,9 @@ program's latency divided by the number of tokens that it generated, averaged ov
 level: 2, 3 or 5 times the token latency of programs that are alone on the engine. Arrivals are
 Poisson. A load is a share of the engine's capacity. Above 1, the engine is overloaded as long as
 programs arrive, and **the number of programs determines the figures**: with more programs, the
-latencies at one load differ more, and the loads at equal latency differ less, because in the long
-run no order carries more than 1. `stock` is vLLM's own scheduler, and `fcfs` decides as it does;
-`srpt` knows the future."""
+policies' latencies at one load differ more, and their loads at equal latency differ less, because
+in the long run no policy carries a load above 1. `stock` is vLLM's own scheduler, and `fcfs` makes
+the same decisions; `srpt` knows the future."""
 _EQUAL = """## Load at equal latency
 
 For the first policy, a cell has its load. For each other policy, a cell has the ratio of its load

@@ -183,7 +183,9 @@ def _to_best(measure: str, series: Sequence[Series]) -> list[Column]:
     head = SHORT[measure]
     return [
         Column(f"best other, {head}", lambda cell: best(cell).name),
-        Column(f"{head} / its", lambda cell: _spread(cell.ratios(measure, best(cell)))),
+        Column(
+            f"{head} / that of best other", lambda cell: _spread(cell.ratios(measure, best(cell)))
+        ),
     ]
 
 

@@ -16,6 +16,6 @@ def test_all_come_back_and_end_right(
     assert call(["parked", "--programs", str(number), "--json"]) == 0
     rows = json.loads(capsys.readouterr().out.splitlines()[-1])
     parked, start, listed, answered = rows
-    assert parked["programs"] == answered["programs"] == parked["most_runs"] == number
+    assert parked["operations"] == answered["operations"] == parked["most_runs"] == number
     assert listed["phase"] == f"{shown} questions listed"
     assert parked["runs"] == start["runs"] == answered["runs"] == answered["wrong"] == 0
