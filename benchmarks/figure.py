@@ -56,17 +56,23 @@ Examples:
 """
 
 _OF_20 = ("workload", "load", "programs", "max_num_seqs", "seeds", "jobs", "plot")
+OPTIMUM = "srpt"
+_POLICIES = ("fcfs", "round-robin", "mlfq", "plas", "atlas", "adaptive", OPTIMUM)
+_LOADS = ("0.7", "0.8", "0.9", "1.0", "1.1")
 
 
 @click.command(cls=ManyCommand, epilog=_EPILOG)
 @click.argument("number", metavar="2|19|20")
-@policy_option("Policies to compare.  [default: as the paper]")
+@policy_option(
+    f"Policies to compare. Figure 20 adds {OPTIMUM}.  [default: for figures 2 and 19, those of the "
+    f"paper; for figure 20, {','.join(_POLICIES)}]"
+)
 @json_flag("Print one JSON object for each policy; for figure 20, one object in all.")
 @file("--plot", about="Figure 20: file for a drawing (.png, .svg or .pdf).")
 @click.option(
     "--workload", default="mixed", show_default=True, metavar="NAME", help="Figure 20: workload."
 )
-@load_option("Figure 20: loads.  [default: 0.7,0.8,0.9,1.0,1.1]")
+@load_option(f"Figure 20: loads.  [default: {','.join(_LOADS)}]")
 @programs_option("Figure 20: number of programs.", default=200)
 @max_num_seqs_option(default=16, suffix="  For figure 20.")
 @seeds_option(default=1, suffix="  For figure 20.", first="0")
@@ -127,10 +133,6 @@ def _quanta(quanta: Sequence[float | None] | None) -> str:
 
 
 # -- figure 20 -------------------------------------------------------------------------
-
-OPTIMUM = "srpt"
-_POLICIES = ("fcfs", "round-robin", "mlfq", "plas", "atlas", "adaptive", OPTIMUM)
-_LOADS = ("0.7", "0.8", "0.9", "1.0", "1.1")
 
 
 def _optimum(options: Mapping[str, Any]) -> None:

@@ -258,6 +258,14 @@ def no_collections() -> Iterator[None]:
             gc.enable()
 
 
+def spread_text(values: Sequence[float], form: str) -> str:
+    """Return the median of values, with the least and the greatest in parentheses. ``form`` is the
+    format of a number, such as ``.2f``.
+    """
+    least, most = (format(value, form) for value in (min(values), max(values)))
+    return f"{statistics.median(values):{form}} ({least}-{most})"
+
+
 def percentile(values: Sequence[float], share: float) -> float:
     """Return the percentile of values, by nearest rank. ``share`` is from 0 to 1."""
     ranked = sorted(values)

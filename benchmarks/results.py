@@ -24,6 +24,7 @@ from agentrt.lab.reports.tables import markdown
 from agentrt.lab.runs.contenders import DEFAULT, STOCK
 from benchmarks.clients.command import OFF
 from benchmarks.external import OFFLOAD_128, theirs
+from benchmarks.harness import spread_text
 from benchmarks.memory.cells import ALL_WORKS, RECORDED
 from benchmarks.memory.report import HITS
 from benchmarks.mixes import ALIKE, MIXES, UNLIKE
@@ -148,13 +149,8 @@ SOURCES: Mapping[str, Source] = {
 # -- the meanings of the names on pages --------------------------------------------------
 
 
-def _spread(values: Sequence[float], form: str) -> str:
-    least, most = (format(value, form) for value in (min(values), max(values)))
-    return f"{median(values):{form}} ({least}-{most})"
-
-
 def _simulated(contender: str) -> Callable[[Results], str]:
-    return lambda results: _spread(_cell(results, contender)["predicted"], ".0f")
+    return lambda results: spread_text(_cell(results, contender)["predicted"], ".0f")
 
 
 def _measured(contender: str) -> Callable[[Results], str]:
@@ -167,7 +163,7 @@ def _cell(results: Results, contender: str) -> Any:
 
 
 def _to_stock(when: str) -> Callable[[Results], str]:
-    return lambda results: _spread(_means(results, when), ".2f")
+    return lambda results: spread_text(_means(results, when), ".2f")
 
 
 def _means(results: Results, when: str) -> list[float]:
@@ -387,7 +383,7 @@ def _room_table(results: Results) -> str:
         (
             f"`{name}`",
             *(
-                _spread([seed[figure] for seed in seeds[name, load]], ".3f")
+                spread_text([seed[figure] for seed in seeds[name, load]], ".3f")
                 for load, figure in figures
             ),
         )
@@ -404,7 +400,7 @@ def _routing_table(results: Results) -> str:
         (
             f"`{cell['workload']}`",
             f"`{cell['router']}`",
-            *(_spread(cell["by_seed"][name], form) for name, form in figures.items()),
+            *(spread_text(cell["by_seed"][name], form) for name, form in figures.items()),
         )
         for each in results
         for cell in each["cells"]
@@ -425,7 +421,7 @@ def _cost_router_table(results: Results) -> str:
             for name in ("mean_s", "p95_s")
         ]
         workload = each["cells"][0]["workload"]
-        rows.append((f"`{workload}`", *(_spread(values, ".3f") for values in ratios)))
+        rows.append((f"`{workload}`", *(spread_text(values, ".3f") for values in ratios)))
     return _block(markdown(("workload", "mean", "P95"), rows))
 
 
@@ -514,7 +510,7 @@ VALUES: Mapping[str, tuple[str, Callable[[Results], str] | None]] = {
     "unlike-first-changes": ("unlike", _changes("first")),
     "unlike-known-change": ("unlike", _change("ratios")),
     "unlike-known-changes": ("unlike", _changes("ratios")),
-    "unlike-off": ("unlike", lambda results: _spread([each["off"] for each in results], ".0%")),
+    "unlike-off": ("unlike", lambda results: spread_text([each["off"] for each in results], ".0%")),
     "unlike-first-pairs": ("unlike", _pairs),
     "scheduler-4-10": ("scheduler", _scheduler(_DEFAULTS, 4, 10)),
     "scheduler-4-1000": ("scheduler", _scheduler(_DEFAULTS, 4, 1000)),

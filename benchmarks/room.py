@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import astuple, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
 from statistics import fmean, median
@@ -37,11 +37,10 @@ from agentrt.lab.engine.headless import BLOCK_SIZE
 from agentrt.lab.engine.step_time import StepTimeModel
 from agentrt.lab.engine.virtual import VirtualOptions
 from agentrt.lab.outcome import Outcome, quantile
-from agentrt.lab.reports.tables import Spread
 from agentrt.lab.runs.contenders import DEFAULT, STOCK, TRUE_SIZES, contender, contenders
 from agentrt.scheduler.config import SchedulerConfig
 from benchmarks.cells import Cell, Load, cells_of, check_names, measured, seeds_of, study_options
-from benchmarks.harness import Column, Figures, positive, table
+from benchmarks.harness import Column, Figures, positive, spread_text, table
 from benchmarks.memory.cells import ALL_WORKS, RECORDED, Memory, Setup, with_room_for_all
 from benchmarks.mixes import ALIKE, LONGEST, MIXES, UNLIKE
 
@@ -245,7 +244,7 @@ Row = tuple[tuple[Any, ...], Sequence[Ratios]]
 def spread(seeds: Sequence[Ratios], figure: str) -> str:
     """Return the median of a figure over the seeds, with the least and the greatest value."""
     values = [item[figure] for item in seeds if figure in item]
-    return "{:.3f} ({:.3f}-{:.3f})".format(*astuple(Spread.of(values))) if values else "-"
+    return spread_text(values, ".3f") if values else "-"
 
 
 def reached(seeds: Sequence[Ratios], figure: str, wanted: float) -> bool:

@@ -59,11 +59,11 @@ METHODS = ("add_request", "schedule", "update_from_output", "control")
 """The methods of the scheduler that the engine core calls, by itself or for a client of agentrt."""
 COLUMNS = (
     Column("us a step", "step_us", "{:.0f}"),
-    Column("least", "step_us", "{1:.0f}"),
-    Column("added", "added_us", "{:+.0f}"),
-    Column(f"/ {STOCK}", "step_to_stock"),
-    Column("functions", "functions", "{:.0f}"),
-    Column(f"/ {STOCK}", "functions_to_stock", "{:.2f}"),
+    Column("least us a step", "step_us", "{1:.0f}"),
+    Column(f"us more than {STOCK}", "added_us", "{:+.0f}"),
+    Column(f"step / {STOCK}", "step_to_stock"),
+    Column("functions a step", "functions", "{:.0f}"),
+    Column(f"functions / {STOCK}", "functions_to_stock", "{:.2f}"),
     Column("ends a step", "ends", "{:.2f}"),
     Column("preemptions a step", "preemptions", "{:.2f}"),
 )
