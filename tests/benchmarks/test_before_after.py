@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from agentrt.errors import ConfigError
+from benchmarks.__main__ import call
 from benchmarks.memory.report import HITS, RATIOS, as_json, beside_earlier, read_earlier
 
 
@@ -98,3 +99,15 @@ def test_any_other_file_is_refused(text: str, tmp_path: Path) -> None:
         ConfigError, match=r"before\.txt.*save the whole output of a run with --json"
     ):
         read_earlier(file)
+
+
+@pytest.mark.parametrize(("command", "option"), [("memory", "--against"), ("batch", "--add")])
+def test_a_file_that_is_not_text_is_refused(
+    command: str, option: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "picture.png"
+    file.write_bytes(b"\x89PNG\r\n\xff")
+    assert call([command, option, str(file)]) == 2
+    error = capsys.readouterr().err
+    assert f"{option} '{file}' is not UTF-8 text" in error
+    assert "name a file with the output of --json" in error
