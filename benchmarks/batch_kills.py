@@ -104,7 +104,10 @@ _COLUMNS = (
 
 @click.command("batch-kills")
 @count_option(
-    "--inputs", "Number of inputs, and of requests of each kind.", default=2000, least=_FACTOR
+    "--inputs",
+    "Number of inputs of agentrt run; for a server, number of requests in each of its two batches.",
+    default=2000,
+    least=_FACTOR,
 )
 @count_option("--kills", "Number of kills, at most --inputs minus 2.", default=10)
 @click.option(

@@ -334,8 +334,8 @@ def verdict(predicted: Predicted) -> str:
     lines = [f"median error of {len(off)} cells: {median(map(abs, off.values())):.0%} ({parts})"]
     if copied := [abs(error) for key, error in off.items() if key[2] in OFFLOADS]:
         lines.append(
-            f"of {len(copied)} cells with offloading: {median(copied):.0%} in the median, "
-            f"{max(copied):.0%} at most"
+            f"median error of the {len(copied)} cells with offloading: {median(copied):.0%} "
+            f"(largest error: {max(copied):.0%})"
         )
     return "\n".join(lines)
 

@@ -63,7 +63,7 @@ class CountedEngine(engines.VLLMEngine):
 @count_option("--kills", "Number of kills.", default=5)
 @seed_option
 def kills(kills: int, seed: int) -> int:
-    """Kill 'agentrt run' with SIGKILL, and run the same command again, for a number of kills.
+    """Kill 'agentrt run' with SIGKILL, run the same command again, and repeat this --kills times.
 
     The program has parallel calls, tools, a spawned program, a saved context and a question. Fails
     if a recorded step is done again, if a process does a step twice, or if a result differs from

@@ -271,7 +271,10 @@ class Steps(Backend):
 @dataclass(slots=True, eq=False)
 class Job:
     """The payload of a queued call: the call's index in its program, and the number of steps that
-    the call still needs.
+    the call still needs (``left``).
+
+    ``settled_at`` is the step up to which the call was charged. ``stamp`` changes when the call
+    starts or is preempted, so that a wake-up scheduled before has no effect.
     """
 
     live: LiveProgram

@@ -31,8 +31,8 @@ TOOLS = {"search": Tool(1.0, 0.5, 6), "shell": Tool(3.0, 0.8, 3), "build": Tool(
 def with_tools(programs: Sequence[ProgramShape], tool_s: float, seed: int) -> list[ProgramShape]:
     """Return the programs with a named tool in each gap that is not the pause of a human.
 
-    The commonest tool takes ``tool_s`` seconds in the median; with 0, all tools answer at once. The
-    time of a tool that already has a name is multiplied by ``tool_s``.
+    The commonest tool has a median time of ``tool_s`` seconds; with 0, all tools answer at once.
+    The time of a tool that already has a name is multiplied by ``tool_s``.
     """
     rng = Random(f"tools/{seed}")
     return [

@@ -61,7 +61,7 @@ def test_errors_are_of_medians_and_the_fitted_cell_counts_in_none() -> None:
     assert " 70.0 " in rows[1]
     assert verdict(PREDICTED).splitlines() == [
         "median error of 3 cells: 10% (FCFS 14%, Continuum 0%, offload 16 GB 10%)",
-        "of 1 cells with offloading: 10% in the median, 10% at most",
+        "median error of the 1 cells with offloading: 10% (largest error: 10%)",
     ]
     without = {key: PREDICTED[key] for key in PREDICTED if "offload" not in key[2]}
     assert "offloading" not in verdict(without)
