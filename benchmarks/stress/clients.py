@@ -23,6 +23,7 @@ from agentrt.lab.engine.headless import make_request
 from benchmarks.stress.engine import STALL_S, StressEngine
 from benchmarks.stress.faults import Violation
 from benchmarks.stress.plans import (
+    HEAD,
     Branches,
     CallPlan,
     CasePlan,
@@ -152,7 +153,7 @@ class Clients:
             raise Violation("progress", detail, name)
 
     def _give_up_lost(self) -> bool:
-        """Close the streaming sessions that vLLM itself has lost. Return whether there are any."""
+        """Abort the streaming sessions that vLLM itself has lost. Return whether there are any."""
         lost = self.watch.lost & self.calls.keys()
         for name in sorted(lost):
             self._abort(name)
@@ -187,20 +188,24 @@ class Clients:
         self.watch.idled(until - before)
 
     def _check_progress(self) -> None:
-        stalled = STALL_S if self.plan.engine.stalled is not None else 0.0
-        limit_s = TIMES_ALONE * self._alone_s + self._apart_s + stalled + SPARE_S
-        if self.engine.now > limit_s + self._last_arrival:
-            waits = ", ".join(
+        stalled_s = STALL_S if self.plan.engine.stalled is not None else 0.0
+        limit_s = TIMES_ALONE * self._alone_s + self._apart_s + stalled_s + SPARE_S
+        latest_s = self._last_arrival + limit_s
+        if self.engine.now > latest_s:
+            calls = ", ".join(
                 f"{name} ({call.request.status.name})" for name, call in self.calls.items()
             )
-            detail = f"after {self.engine.now:.0f} s (at most {limit_s:.0f}) there are {waits}"
+            detail = (
+                f"at {self.engine.now:.0f} s, the programs have not ended; the latest allowed time "
+                f"is {latest_s:.0f} s; calls in the engine: {calls or 'none'}"
+            )
             raise Violation("progress", detail, next(iter(self.calls), ""))
 
     # -- programs ----------------------------------------------------------------------
 
     def _begin(self, plan: ProgramPlan) -> None:
         live = _Live(plan, sum(1 for _ in plan.calls))
-        context = [100 + crc32(plan.type.encode()) % 50] * 32
+        context = [100 + crc32(plan.type.encode()) % 50] * HEAD
         if plan.session is not None:
             context = self._sessions.get(plan.session, context)
         self.watch.note(plan.name, f"begins: {plan.type}, {plan.says}, session {plan.session}")
@@ -267,7 +272,7 @@ class Clients:
             self._end(plan)
 
     def _end(self, plan: ProgramPlan) -> None:
-        self.watch.note(plan.name, f"is over: {plan.end}")
+        self.watch.note(plan.name, f"is over (its client reports the end: {plan.end})")
         if plan.end != "silent":
             for _ in range(2 if plan.end == "twice" else 1):
                 self._control("ends", [plan.name])
@@ -355,9 +360,8 @@ class Clients:
         request.structured_output_request.grammar = compiling
 
         def compiled() -> None:
-            self.watch.note(
-                plan.name, f"the grammar of the call is compiled ({plan.grammar_ends or 'well'})"
-            )
+            effect = plan.grammar_ends or "accepts"
+            self.watch.note(plan.name, f"the grammar of the call is compiled ({effect})")
             if plan.grammar_ends == "error":
                 compiling.set_exception(ValueError("no grammar"))
             else:
@@ -477,7 +481,7 @@ class Clients:
             with suppress(ConfigError):
                 self._control("configure", self.plan.settings)
         elif event.kind in ("reset", "restart"):
-            # vLLM cannot reset a cache that is held by sessions that wait for input.
+            # If sessions that wait for input hold blocks, vLLM's restart raises an error.
             restart = event.kind == "restart" and not len(scheduler.kv_holding_waiting)
             scheduler.reset_prefix_cache(restart)
         else:

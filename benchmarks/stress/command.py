@@ -1,4 +1,6 @@
-"""``benchmarks stress``: random cases on vLLM's real scheduler, and ratios to stock."""
+"""``benchmarks stress``: random cases on vLLM's real scheduler, and a comparison of the total times
+of random workloads with the times under stock's scheduler.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,7 @@ from benchmarks.stress.ratios import (
 )
 
 _SHOWN = 3
-"""For each invariant, the number of failed cases that are shown in full."""
+"""Without ``--all``, the number of failed cases that are shown for each invariant."""
 _TWICE = 20
 """Every 20th case runs twice, to check that both runs are equal."""
 _EPILOG = """\b
@@ -54,8 +56,8 @@ Examples:
 @click.option(
     "--shrink",
     is_flag=True,
-    help="For the first case that fails, remove everything that the failure does not need, show "
-    "the smaller case, and stop.",
+    help="For the first case that fails, remove all programs and disturbances that the failure "
+    "does not need, show the smaller case, and stop.",
 )
 @many(
     "--without",
@@ -80,13 +82,15 @@ def stress(
     without: tuple[str, ...],
     always: tuple[str, ...],
 ) -> int | None:
-    """Run random programs, requests and engines on vLLM's real scheduler, in virtual time.
+    """Run random programs and requests on random engines, with vLLM's real scheduler under
+    agentrt's policies, in virtual time.
 
-    Every case is drawn from a number; the first number is --seed. The cases take turns through all
-    policies, retentions and admissions. Fails if a case violates an invariant: a call never ends, a
-    batch exceeds its slots, a token or a block is wrong, a call is preempted or admitted while the
-    engine is paused, or something is left at the end. 'stress ratios' compares the total time with
-    stock's.
+    Every case is drawn from a seed of its own; --seed is the first. Consecutive cases have
+    consecutive combinations of policy, retention and admission. The command fails if a case
+    violates an invariant, for example if a call never ends, if a batch exceeds its slots, if a
+    token or a block is wrong, if a waiting call begins while the engine is paused, or if something
+    is left at the end. 'stress ratios' compares the total times of other workloads with the times
+    under stock's scheduler.
     """
     if ctx.invoked_subcommand is not None:
         return None
@@ -105,7 +109,7 @@ def stress(
         seeds = range(seed, seed + cases)
         for outcome in run_cases(seeds, jobs, twice=_TWICE, without=without, always=always):
             if done.add(outcome) and (show_all or done.failed[outcome.invariant] <= _SHOWN):
-                note(f"{outcome.report}\n    again: {kinds.line(outcome.seed)}")
+                note(f"{outcome.report}\n    to run it again: {kinds.line(outcome.seed)}")
             if outcome.invariant and shrink:
                 _show_shrunk(draw_case(outcome.seed, without, always), outcome.invariant)
                 break
@@ -160,11 +164,15 @@ def _show_shrunk(case: CasePlan, invariant: str) -> None:
     if outcome.invariant != invariant:
         note(f"the case did not violate {invariant!r} again, so it was not made smaller")
         return
-    note("\n".join(("the smallest case with the same failure:", *describe(plan), outcome.report)))
+    note("\n".join(("a smaller case with the same failure:", *describe(plan), outcome.report)))
 
 
 @stress.command("ratios")
-@count_option("--workloads", "Number of workloads, each under stock and every policy.", default=500)
+@count_option(
+    "--workloads",
+    "Number of workloads. Each workload runs under stock and under every compared policy.",
+    default=500,
+)
 @seed_option
 @count_option("--jobs", "Number of processes that share the work.", default=1)
 @policy_option(
@@ -182,9 +190,9 @@ def ratios(
 ) -> int:
     """Compare the total times of random workloads under each policy with the times under stock.
 
-    Every context fits into the cache. Fails if a workload takes more than 1.15 times as long as
-    with stock under the defaults, or more than 1.5 times under another policy. The worst workloads
-    are shown with explanations.
+    All contexts fit into the cache together. Fails if a workload takes more than 1.15 times as long
+    under the defaults as under stock, or more than 1.5 times as long under another policy. The
+    worst workloads are shown with explanations.
     """
     policies = check_names("--policy", policy, POLICIES)
     silence_vllm()

@@ -1,8 +1,9 @@
-"""A KV connector to an imaginary second engine, whose transfers are slow and sometimes fail.
+"""A KV connector to an imaginary second engine. Its transfers are slow and sometimes fail.
 
-The name of a request begins with its kind. The other engine has all KV cache of a ``load`` at once,
-and of a ``wait`` after some time. It receives the KV cache of a ``send``. When the scheduler first
-asks about a ``load`` or a ``wait``, the other engine answers "not known yet".
+The name of a request begins with its kind. The KV cache of a ``load`` arrives from the other engine
+within the step, the KV cache of a ``wait`` arrives after some steps, and the KV cache of a ``send``
+goes to the other engine. When the scheduler first asks about a ``load`` or a ``wait``, the other
+engine answers "not known yet".
 """
 
 from __future__ import annotations

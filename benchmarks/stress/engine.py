@@ -47,7 +47,7 @@ context.
 
 class StressEngine(HeadlessEngine):
     """The engine of a plan. ``deliver`` is a function that is called with each output for a
-    client.
+    client. ``watch`` is a function that is called with each scheduled step.
     """
 
     def __init__(self, scheduler: Any, plan: EnginePlan, seed: int) -> None:
@@ -58,8 +58,6 @@ class StressEngine(HeadlessEngine):
         self.computed_tokens = 0
         self.deliver: Callable[[Any], None] = lambda output: None
         self.watch: Callable[[Any], None] = lambda output: None
-        self.lossy = True
-        """Whether KV cache may fail to arrive."""
         self._rng = random.Random(f"transfers {seed}")
         self._settled: dict[int, int] = {}
         self._coming: dict[str, Load] = {}
@@ -75,9 +73,8 @@ class StressEngine(HeadlessEngine):
     def _seconds(self, work: StepWork) -> float:
         if work.empty:
             return 0.0
-        stalls = self.steps == self.plan.stalled
-        decoding = work.prefill_tokens * self.plan.token_s
-        return self.plan.base_s + decoding + (STALL_S if stalls else 0.0)
+        stalled_s = STALL_S if self.steps == self.plan.stalled else 0.0
+        return self.plan.base_s + work.prefill_tokens * self.plan.token_s + stalled_s
 
     def _scheduled(self, output: Any) -> None:
         self.steps += 1
@@ -107,7 +104,7 @@ class StressEngine(HeadlessEngine):
         draw, requests = self._rng.random, self.scheduler.requests
         arrived = {name for name in self._coming if draw() < _ARRIVES}
         sent = {name for name in connector.going if draw() < _ARRIVES}
-        lost = {name for name in sorted(arrived) if self.lossy and draw() < _FAILS}
+        lost = {name for name in sorted(arrived) if draw() < _FAILS}
         connector.failed |= lost
         for name in sorted(arrived):
             load = self._coming.pop(name)

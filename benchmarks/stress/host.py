@@ -142,7 +142,7 @@ class HostSide:
         self.connector.start_load_kv(None)  # the forward context is not used
 
     def after(self, output: Any, requests: dict[str, Any]) -> KVConnectorOutput:
-        """After the step's model has run, return the requests whose copies have ended, and the
+        """After the model has run for a step, return the requests whose copies have ended, and the
         requests whose loads have failed.
         """
         connector, worker = self.connector, self.connector.connector_worker
@@ -155,8 +155,9 @@ class HostSide:
         self.failed += len(lost)
         self.aborted += sum(requests[name].is_finished() for name in received or ())
         for name in lost:
-            # vLLM would reserve room for a second load in addition to the call's own, and wait for
-            # ever if there is not twice its room.
+            # Such a request must not load again: vLLM would reserve blocks for the second load in
+            # addition to the request's own blocks, and would wait for ever if twice the number of
+            # blocks is not available.
             requests[name].skip_reading_prefix_cache = True
         result = KVConnectorOutput(
             finished_sending=sent,

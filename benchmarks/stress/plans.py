@@ -1,7 +1,8 @@
 """Random cases, each drawn from one number: an engine, its settings, its clients and disturbances.
 
-A plan has the results of all random decisions, so that engines that schedule differently serve the
-same clients. Times are seconds of virtual time; sizes are tokens or blocks.
+A plan has the results of all random decisions about the engine and its clients, so that engines
+that schedule differently serve the same clients. Only the transfers and copies of KV cache are
+drawn while a case runs. Times are seconds of virtual time; sizes are tokens or blocks.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ COMBINATIONS = tuple(product(BUILT_IN, RETENTIONS, ADMISSIONS))
 combinations.
 """
 LAYERS = {"full": 1, "sliding": 1, "hybrid": 3, "mamba": 2}
-"""Kinds of KV cache, and the number of groups of blocks of each."""
+"""Kinds of KV cache, and the number of layer groups of each kind. Each group has its own blocks."""
+HEAD = 32
+"""The number of tokens with which all programs of a type begin."""
 WINDOW = 40
 """Tokens of context that a sliding layer attends to."""
 FEATURES = (
@@ -97,9 +100,10 @@ class CallPlan:
     """One call, or one streaming session. ``turns`` has the later turns of a session, each as a
     tuple: the pause before the turn, the new tokens and the output tokens.
 
-    The call's prompt repeats a share ``keeps`` of its program's context, and then has ``fresh``
-    tokens of its own. ``stops_at`` is the output token at which the call stops before its limit
-    ``output``. The client aborts the call ``gives_up_s`` seconds after the call was submitted. A
+    The call's prompt repeats the beginning of its program's context (the share ``keeps`` of it),
+    and then has ``fresh`` tokens of its own. ``stops_at`` is the index of the output token that
+    stops the call, if this index is below the limit ``output``. The client aborts the call
+    ``gives_up_s`` seconds after the call was submitted (None: never). A
     grammar takes ``grammar_s`` seconds to compile (None: for ever); ``grammar_ends`` says whether
     the grammar then has an error or rejects the output.
     """
@@ -155,8 +159,9 @@ class ProgramPlan:
     ``says`` is the way in which its calls name the program: ``nested`` or ``flat`` values, vLLM's
     ``session`` id, or ``nothing``, so that each call is a program of its own. ``end`` is the way in
     which the client reports the end: ``ends`` (once), ``twice``, ``early`` (while the last call
-    runs), or ``silent`` (never). The client aborts the program's running calls ``cancelled_s``
-    seconds after the program's arrival.
+    runs, and again at the end), or ``silent`` (never). ``cancelled_s`` seconds after the program's
+    arrival, the client aborts the program's running calls and makes no further calls (None: the
+    client never does this).
     """
 
     name: str
@@ -182,8 +187,8 @@ class Disturbance:
     ``kind`` is ``new`` or ``all`` (a pause of new calls, or of all, for ``seconds``), ``drain`` (a
     pause of new calls until the running calls have ended, and then for ``seconds``), ``reset`` (of
     the prefix cache), ``restart`` (the same, and running calls start again), ``messages`` (about
-    unknown programs, and queries), or ``configure`` (new settings, which an engine refuses while it
-    has calls).
+    unknown programs, and queries), or ``configure`` (the same settings again, which an engine
+    refuses while it has calls).
     """
 
     at: float
@@ -203,9 +208,7 @@ class CasePlan:
 
     @property
     def policy(self) -> str:
-        """The policy, the retention and the admission, in the form in which other commands print
-        them.
-        """
+        """The names of the policy, the retention and the admission, with a plus between them."""
         names = ("policy", "retention", "admission")
         return "+".join(str(self.settings.get(name)) for name in names)
 
@@ -313,7 +316,7 @@ class _Draw:
     def _engine(self) -> EnginePlan:
         rng, has = self.rng, self.has
         layers = rng.choice(("full", "full", "full", "sliding", "hybrid", "mamba"))
-        if "connector" in has:  # vLLM's connectors support one group of blocks
+        if "connector" in has:  # the connector `Elsewhere` supports only one layer group
             layers = "full"
         groups = LAYERS[layers]
         order = "priority" if "priority" in has and rng.random() < 0.5 else "fcfs"

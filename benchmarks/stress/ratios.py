@@ -32,9 +32,8 @@ OTHERS_LIMIT = 1.5
 """The highest acceptable ratio of the total time to stock's, for policies that are not
 in `LIMITS`.
 """
-
-
 _WORTH_NAMING = 0.05
+"""`_cause` names a difference from stock's run only if it costs more than this share of the run."""
 _ORDERS = 8
 """The number of other orders of a workload's programs that are tried."""
 
@@ -96,8 +95,7 @@ def run_workload(plan: CasePlan, policy: str | None) -> Run:
 
 def settings(policy: str) -> dict[str, object]:
     """Return the scheduler's settings for a policy. All other options have their defaults."""
-    config = SchedulerConfig.of_policy() if policy == DEFAULT else SchedulerConfig.of_policy(policy)
-    return config.to_dict()
+    return SchedulerConfig(policy=DEFAULT_POLICY if policy == DEFAULT else policy).to_dict()
 
 
 def compare(seed: int, policies: Sequence[str]) -> list[Ratio]:

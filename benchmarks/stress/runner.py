@@ -120,9 +120,12 @@ class ModelRunner:
                 self._check_memory(name, row)
             optimistic = sum(number for step, number in row.rejected if step > settled)
             if before[name] != row.computed + optimistic:
-                expected = f"{row.computed} are computed, and {optimistic} drafts unsettled"
-                detail = f"the call continues at position {before[name]}: {expected}"
-                raise Violation("order", detail, name)
+                raise Violation(
+                    "order",
+                    f"the call continues at position {before[name]}, but {row.computed} tokens are "
+                    f"computed, and the scheduler does not know of {optimistic} rejected drafts",
+                    name,
+                )
             sampled[name] = self._compute(name, row, count, drafts)
             whole = row.computed >= row.text.prompt
             pooled.append("vector" if row.pooling and whole else None)
@@ -186,7 +189,10 @@ class ModelRunner:
         start, text = row.computed, row.text
         end = start + count
         if end - drafts > row.known:
-            detail = f"the call computes position {end} of {row.known} known tokens"
+            detail = (
+                f"the call computes {end - drafts} tokens without drafts, but only {row.known} are "
+                "known"
+            )
             raise Violation("order", detail, name)
         samples = end - drafts == row.known
         accepted = (text.number + end) % (drafts + 1) if samples else 0

@@ -22,17 +22,17 @@ from benchmarks.stress.faults import Violation
 from benchmarks.stress.host import left_on_host
 
 FRUITLESS = 8
-"""A call must be preempted for other calls fewer than this number of times in a row without making
-any progress in between.
+"""An invariant is violated if a call is preempted this number of times in a row for other calls,
+without progress in between.
 """
 WASTED_STEPS = 8
 """The number of steps within which a call must begin or load after running calls were preempted
 for others.
 """
 PROMPTS, SLACK_S = 2.0, 2.0
-"""An idle engine may let a call that could run wait for `PROMPTS` times the computing time of the
-prompts of its program's waiting calls, plus `SLACK_S` seconds. The slack is needed because the
-clock advances by up to a second while nothing happens.
+"""An idle engine may let a call that could run wait for at most `SLACK_S` seconds plus `PROMPTS`
+times the computing time of the prompts of all calls of the same program that could run. The slack
+is needed because the clock advances by up to a second while nothing happens.
 """
 _EVERY = 8
 """The number of steps between two complete checks."""
@@ -42,8 +42,8 @@ _BLOCKED = ("WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR", "WAITING_FOR_REMOTE_KVS")
 
 @dataclass(slots=True)
 class Figures:
-    """The results of a run: the time until all programs had ended, the number of steps, and figures
-    that explain the time.
+    """The results of a run: the ``seconds`` until all programs had ended, the number of ``steps``
+    in which a call ran, the number of computed ``tokens``, and figures that explain the time.
 
     ``lost_tokens`` is the number of tokens that had to be computed again. ``gave_way`` is the
     number of preemptions for other calls, and ``for_memory`` the number of preemptions by vLLM for
@@ -58,7 +58,6 @@ class Figures:
     seconds: float = 0.0
     steps: int = 0
     tokens: int = 0
-    calls: int = 0
     gave_way: int = 0
     for_memory: int = 0
     lost_tokens: int = 0
@@ -114,7 +113,7 @@ class Watch:
         self._owed: deque[int] = deque()
         self._idle_s: dict[str, float] = {}
         self._could_run: frozenset[str] = frozenset()
-        """The calls that could run when nothing ran last."""
+        """The calls that could run at the end of the last time in which nothing ran."""
         self._before: _Before | None = None
         self._free_at_start = engine.scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
         engine.watch = self._scheduled
@@ -129,13 +128,12 @@ class Watch:
         return getattr(self.scheduler, "core", None)
 
     def note(self, subject: str, text: str) -> None:
-        """Record an event of a call or a program."""
+        """Record an event of a call or a program, or, if ``subject`` is empty, of the engine."""
         self.events.append((self.engine.now, self.engine.steps, subject, text))
 
     def sent(self, name: str, program: str, size: str) -> None:
         """Record that a program's client sends a call."""
         self.note(name, f"sent by {program}: {size}")
-        self.figures.calls += 1
         self._program[name] = program
         self._since[name] = self.engine.now
 
@@ -202,7 +200,7 @@ class Watch:
         self.figures.lost_tokens += lost
         self.note(name, f"begins with {cached} of {request.num_tokens} tokens computed")
         self._idle_s.pop(name, None)
-        if name in self._since:  # a streaming session waits only once
+        if name in self._since:  # the waits of a streaming session's later turns do not count
             waited_s = self.engine.now - self._since.pop(name)
             program = self._program[name]
             self.waited_s[program] = self.waited_s.get(program, 0.0) + waited_s
@@ -301,7 +299,7 @@ class Watch:
             raise Violation("preempted in vain", detail)
 
     def count_copies(self) -> None:
-        """Put the number of copies from and to host memory into the figures."""
+        """Put the counts of the copies from and to host memory into the figures."""
         if (host := self.engine.host) is not None:
             figures = self.figures
             figures.loads, figures.stores = host.loads, host.stores
@@ -339,8 +337,9 @@ class Watch:
 
     def idled(self, seconds: float) -> None:
         """Check that no call that could run waits too long, after ``seconds`` in which nothing ran
-        although the engine was not paused. The seconds count for a call that could run at their
-        begin and at their end: a connector may have held the blocks in between.
+        although the engine was not paused. The seconds count only for calls that could run both
+        at their beginning and at their end, because at the beginning a connector may still have
+        held the blocks that a call needs.
         """
         plan, scheduler = self.engine.plan, self.scheduler
         before, self._could_run = self._could_run, frozenset()
@@ -361,10 +360,10 @@ class Watch:
             idle_s = self._idle_s[name] = self._idle_s.get(name, 0.0) + seconds
             limit_s = PROMPTS * prompts_s[self._program[name]] + SLACK_S
             if idle_s > limit_s:
-                state = "waits" if self.core is None else self.core.calls[name].state.value
+                state = "waiting" if self.core is None else self.core.calls[name].state.value
                 detail = (
-                    f"an idle engine kept the call for {idle_s:.1f} s (at most {limit_s:.1f}): "
-                    f"{state}"
+                    f"the call (state {state}) could run, but waited for {idle_s:.1f} s on an idle "
+                    f"engine; at most {limit_s:.1f} s are allowed"
                 )
                 raise Violation("idle", detail, name)
 
@@ -433,8 +432,11 @@ class Watch:
         free = pool.free_block_queue.get_all_free_blocks()
         ids = {block.block_id for block in free}
         if not len(ids) == len(free) == pool.get_num_free_blocks():
-            detail = f"{len(free)} free blocks, {len(ids)} different, {pool.get_num_free_blocks()}"
-            raise Violation("blocks", f"{detail} counted")
+            raise Violation(
+                "blocks",
+                f"the free list has {len(free)} blocks, {len(ids)} of them different, but its "
+                f"counter is {pool.get_num_free_blocks()}",
+            )
         if used + len(free) != self._free_at_start:
             raise Violation(
                 "blocks",

@@ -8,6 +8,7 @@ from itertools import count
 
 from agentrt.lab.engine.headless import BLOCK_SIZE
 from benchmarks.stress.plans import (
+    HEAD,
     LAYERS,
     Branches,
     CallPlan,
@@ -18,8 +19,6 @@ from benchmarks.stress.plans import (
     Stage,
 )
 
-_HEAD = 32
-"""The tokens with which all programs of a type begin."""
 _MODEL_LEN = 8000
 
 
@@ -109,7 +108,7 @@ class _Draw:
         )
 
     def _gap(self) -> list[Stage]:
-        """Draw a tool, a human, an unreported wait, or no gap."""
+        """Draw no gap, a human, or a tool, which may be unreported."""
         rng = self.rng
         if rng.random() < 0.3:
             return []
@@ -122,7 +121,7 @@ def _room(programs: tuple[ProgramPlan, ...]) -> int:
     """Return the number of blocks that can hold the contexts of all calls at the same time."""
     blocks = 1
     for program in programs:
-        context = _HEAD
+        context = HEAD
         for call in program.calls:
             context += call.fresh + call.output
             blocks += context // BLOCK_SIZE + 2

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import multiprocessing
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -312,9 +313,14 @@ def test_calls_that_lose_all_their_work_again_and_again_are_found(
             return super().schedule(*args, **kwargs)
 
     long = EnginePlan(4, 80, step_tokens=64, max_model_len=512, prefix_cache=False)
-    programs = [program(f"p{n}", CallPlan(f"plain-{n}", fresh=200)) for n in range(4)]
+    programs = [
+        program(f"p{n}", CallPlan(f"plain-{n}", fresh=200), arrives=500.0) for n in range(4)
+    ]
     outcome = run_case(plan(*programs, engine=long), Rotates)
     assert outcome.invariant == invariant, outcome.report
+    if invariant == "progress":
+        now_s, latest_s = map(int, re.findall(r"(\d+) s\b", outcome.detail))
+        assert now_s >= latest_s > programs[0].arrives
 
 
 def test_a_seed_is_a_case_and_the_same_case_each_time() -> None:
