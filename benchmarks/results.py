@@ -218,7 +218,7 @@ def _scheduler(case: str, running: int, waiting: int) -> Callable[[Results], str
 
 def _front(kind: str, figure: str) -> Callable[[Results], str]:
     def ratio(results: Results) -> str:
-        [row] = [row for row in results[0] if (row["front"], row["asked"]) == ("agentrt", kind)]
+        [row] = [row for row in results[0] if (row["front"], row["kind"]) == ("agentrt", kind)]
         return f"{row[figure]:.2f}"
 
     return ratio
@@ -241,10 +241,10 @@ def _scheduler_table(results: Results) -> str:
 
 
 def _front_table(results: Results) -> str:
-    head = ("asked for", "functions / stock", "CPU ms a call", "CPU µs a token", "CPU / stock")
+    head = ("kind of call", "functions / stock", "CPU ms a call", "CPU µs a token", "CPU / stock")
     rows = [
         (
-            row["asked"],
+            row["kind"],
             f"{row['called_to_stock']:.3f}",
             _beside(row, "cpu_ms"),
             f"{row['cpu_us']:.0f}",

@@ -1,9 +1,10 @@
 """``benchmarks serve``: `agentrt serve` under load, compared with vLLM's own server.
 
-All servers run in processes of their own, with the same engine options. This process makes the
-load, for one server at a time, in turns. Clients run programs of a few calls without pauses. Each
-call sends the chat of the previous call and a new message. To measure the CPU time of a server's
-own process, clients make single calls, whole or streamed, and do not name programs.
+All servers run in processes of their own, with the same engine options. The servers take turns:
+this process puts load on only one server at a time. Clients run programs of a few calls without
+pauses. Each call after the first sends the chat of the call before it, the answer to that call, and
+a new message. To measure the CPU time of a server's own process, clients make single calls, whole
+or streamed, and do not name programs.
 """
 
 from __future__ import annotations
@@ -89,8 +90,8 @@ _pause = asyncio.sleep
     default=20.0,
     show_default=True,
     metavar="M",
-    help="Minutes of load for all servers together. The benchmark waits for the calls that have "
-    "begun by then.",
+    help="Minutes of load for all servers together. In addition, each turn waits for the calls "
+    "that have begun.",
 )
 @repeat_option(5, "Number of turns of each server.")
 @max_num_seqs_option(default=16)
@@ -101,8 +102,8 @@ def serve(**options: Any) -> None:
 
     The second table shows the CPU time of the server's own process, without the CPU time of its
     engine. The third table shows the resources of agentrt's servers after the warm-up (turn 0) and
-    after each turn; a resource that grows from turn to turn is a leak. With the policy fcfs,
-    agentrt schedules as vLLM does, and only the servers differ.
+    after each turn; if a resource grows with every turn, the server may leak it. With the policy
+    fcfs, agentrt schedules as vLLM does, and only the servers differ.
     """
     policies = tuple(dict.fromkeys(options["policy"] or POLICIES))
     for name in policies:
@@ -124,14 +125,18 @@ async def _measure(bench: ServingBench, options: dict[str, Any], policies: Seque
 
 @dataclass(slots=True)
 class Turn:
-    """The calls of one turn on a server: their latencies in seconds, and their statuses."""
+    """The calls of one turn on a server: the ``latencies`` of the served calls in seconds, and the
+    ``statuses`` of all calls. The turn took ``seconds``.
+    """
 
     latencies: list[float] = field(default_factory=list)
     statuses: Counter[str] = field(default_factory=Counter)
     seconds: float = 0.0
 
     def figures(self) -> Figures:
-        """Return the numbers of served, failed and refused calls, the latencies, and the rate."""
+        """Return the numbers of served, failed and refused calls, the P50 and the P99 of the
+        latencies, and the rate in served calls per second.
+        """
         return {
             "calls": len(self.latencies),
             "errors": self.statuses.total() - self.statuses["200"] - self.statuses[_BUSY],
@@ -150,7 +155,9 @@ class Turn:
         stream: bool = False,
         headers: Mapping[str, str] | None = None,
     ) -> httpx.Response | None:
-        """Make a call, and return the answer; None if the call failed."""
+        """Make a call, and return the answer; None if the call failed. If the server refuses the
+        call, first wait for the time that the answer states.
+        """
         body = {"model": Server.NAME, "messages": chat, "max_tokens": tokens, "stream": stream}
         body |= {"temperature": 0, "ignore_eos": True}
         began = time.perf_counter()
@@ -182,12 +189,12 @@ class ServingBench:
         self._clients, self._seconds, self._progress = clients, seconds, progress
         self.servers = (STOCK, *policies)
         self.measured = Results({"server": "server", "clients": "clients"})
-        self.cpu = Results({"server": "server", "asked": "asked for"})
+        self.cpu = Results({"server": "server", "kind": "kind of call"})
         self.footprints = Results({"server": "server", "turn": "after turn"})
         self.measured.expect((name, load) for load in (1, clients) for name in self.servers)
         self.cpu.expect((name, load) for name in self.servers for load in SINGLES)
         self._numbers = count(1)
-        self._tls = httpx.create_ssl_context()  # made once: it takes milliseconds
+        self._tls = httpx.create_ssl_context()  # made only once, because this takes milliseconds
 
     async def run(self, servers: Mapping[str, Server], repeats: int) -> None:
         """Put load on the servers in turns, and record the figures of all turns."""
@@ -205,8 +212,8 @@ class ServingBench:
             await self._look(servers, repeat + 1)
 
     async def once(self, server: Server, message: str) -> dict[int | str, Figures]:
-        """Return the figures of each load on a server, by the number of clients, or by the kind of
-        single calls.
+        """Put each load on a server once. Return the figures of each load, by the number of
+        clients, or by the kind of single calls.
         """
         figures: dict[int | str, Figures] = {}
         part = self._seconds / _PARTS
@@ -254,7 +261,8 @@ class ServingBench:
         turn, began = Turn(), time.perf_counter()
 
         async def client_calls() -> None:
-            # One pool for each client: a pool of hundreds of connections costs more than a call.
+            # Each client has its own pool, because httpx looks at all connections of a pool at each
+            # request. With hundreds of connections, this costs too much CPU time.
             async with httpx.AsyncClient(base_url=url, verify=self._tls, timeout=_CALL_S) as client:
                 while True:
                     name = f"bench-{next(self._numbers)}"
@@ -264,7 +272,8 @@ class ServingBench:
                         )
                     else:
                         await run_program(client, name, began + seconds, turn)
-                        await client.delete(f"sessions/{name}")  # stock has no sessions
+                        # Ends the program. vLLM's server has no sessions, and answers 404.
+                        await client.delete(f"sessions/{name}")
                     if time.perf_counter() >= began + seconds:
                         return
 
@@ -276,7 +285,9 @@ class ServingBench:
 
 
 async def run_program(client: httpx.AsyncClient, name: str, until: float, turn: Turn) -> None:
-    """Make the calls of a program, but begin none after the end of the turn, except the first."""
+    """Make the calls of a program. Begin the first call in any case, and no further call after the
+    end of the turn.
+    """
     chat = [user(name)]
     for step in range(CALLS):
         if step and time.perf_counter() > until:

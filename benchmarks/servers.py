@@ -34,13 +34,13 @@ from tests.doubles.ports import reserved_port
 _HOST = "127.0.0.1"
 _START_S, _REQUEST_S = 300.0, 10.0
 _OURS = ("model", "served_model_name", "scheduler_cls", "additional_config")
-"""Arguments of an embedded engine that are not passed to a stock server, or that are passed in
-another way.
+"""Arguments of an embedded engine that `stock_flags` leaves out. `StockServer` and `AgentrtServer`
+pass the model and its name themselves. The scheduler and its settings are agentrt's own.
 """
 _SAYS = " (OpenAI API: "
 PARSER = ("--enable-auto-tool-choice", "--tool-call-parser", "hermes")
-"""Flags that both servers get. Without them, agentrt would choose a tool parser by itself, and vLLM
-would have no tool parser.
+"""Flags that the servers of all contenders get by default (`started`). Without them, agentrt would
+choose a tool parser by itself, and vLLM would have no tool parser.
 """
 
 
@@ -53,6 +53,7 @@ class Server:
     NAME = "stock"
     """The name of the served model."""
     stop_s = 3.0
+    """Seconds that the process has to end after SIGTERM, before it is killed."""
 
     def __init__(self) -> None:
         self.process: Process | None = None
@@ -136,7 +137,7 @@ class StockServer(Server):
 
 class AgentrtServer(Server):
     """`agentrt serve` with a port and a database of its own. ``flags`` are passed to vLLM, and
-    ``own`` are further options of `agentrt serve`.
+    ``own`` are further arguments of `agentrt serve`.
     """
 
     stop_s = 40.0
@@ -200,7 +201,7 @@ async def _drop(stream: asyncio.StreamReader) -> None:
 def engine_and_model(
     options: Mapping[str, Any], slots: int | None = None, policy: str | None = None
 ) -> tuple[EngineOptions, str]:
-    """Return the engine's options and the model of ``--model``, by default the embedded model.
+    """Return the engine's options, and the model of ``--model`` (by default `default_model`).
 
     ``slots`` is the number of batch slots, by default the value of ``--max-num-seqs``. ``policy``
     is the policy of agentrt's scheduler, by default agentrt's default.
@@ -217,7 +218,7 @@ async def started(
     name: str, options: EngineOptions, model: str, flags: Sequence[str] = PARSER
 ) -> AsyncIterator[Server]:
     """Start the server of a contender: vLLM's own server for stock, and otherwise `agentrt serve`
-    with the policy, retention and admission of that name.
+    with the contender's policy, retention and admission.
 
     Raises `ConfigError` if the name is neither stock nor a policy of agentrt's scheduler.
     """

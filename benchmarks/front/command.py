@@ -53,7 +53,7 @@ def front(**options: Any) -> None:
 
     The outputs of the engine are scripted, so that only the front ends need CPU time. Needs no GPU.
     """
-    measured = Results({"front": "front end", "asked": "asked for"})
+    measured = Results({"front": "front end", "kind": "kind of call"})
     measured.expect((name, kind) for kind in SINGLES for name in SERVERS)
 
     run_with_table(
@@ -80,7 +80,9 @@ class Front:
         self._made = 0
 
     async def used(self, line: str = "used") -> Used:
-        """Return the resources used so far."""
+        """Return the resources used so far. The line "count" also turns the counting of functions
+        on or off.
+        """
         self._to.write(f"{line}\n".encode())
         return Used(*json.loads(await self._out.readline()))
 
@@ -147,7 +149,9 @@ async def measure(measured: Results, repeats: int) -> None:
 
 @asynccontextmanager
 async def opened(name: str) -> AsyncIterator[Front]:
-    """Start a front end. Raises `EngineStartError` if it ends before it serves."""
+    """Start a front end, and yield it. Raises `EngineStartError` if its process ends before it
+    serves.
+    """
     command = sys.executable, "-m", "benchmarks.front.fronts", name
     async with piped(*command, env={**os.environ, "VLLM_LOGGING_LEVEL": "ERROR"}) as (_, to, out):
         url = (await out.readline()).decode().strip()

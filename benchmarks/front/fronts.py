@@ -84,7 +84,8 @@ async def agentrt() -> AsyncIterator[Served]:
                 opened_app(server, load_apis(), front) as app,
                 _served(listener.serve(app, server.bounds), listener.stop),
             ):
-                # Programs without a name end some time after their last call.
+                # Without this sweep, programs without a name would end only some time after their
+                # last call.
                 yield Served(listener.url, lambda: server.programs.sweep(all_idle=True))
 
 

@@ -83,7 +83,7 @@ async def test_both_are_compared_in_each_repeat(monkeypatch: pytest.MonkeyPatch)
         yield Process(1.25 if name == Server.NAME else 1.5)
 
     monkeypatch.setattr(front, "opened", opened)
-    measured = Results({"front": "front end", "asked": "asked for"})
+    measured = Results({"front": "front end", "kind": "kind of call"})
     await measure(measured, 3)
     rows = [line.replace(" ", "") for line in measured.table(COLUMNS).splitlines()[2:]]
     assert rows[1] == "|agentrt|calls|1500|1500|1.200|1.50(1.50-1.50)|1500|1.20(1.20-1.20)|"

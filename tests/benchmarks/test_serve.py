@@ -112,7 +112,7 @@ async def test_a_server_that_answers_nothing_has_no_figures(
     bench = ServingBench(2, 1.0, lambda message: None)
     bench.keep({name: await bench.once(Busy(1.0), "") for name in bench.servers})
     assert "| default | 2       | 0     |" in bench.measured.table(COLUMNS)
-    assert bench.cpu.medians()[0] == {"server": "stock", "asked": "calls", "calls": 0, "tokens": 1}
+    assert bench.cpu.medians()[0] == {"server": "stock", "kind": "calls", "calls": 0, "tokens": 1}
 
 
 async def test_what_fails_is_counted_and_being_busy_is_no_error(
