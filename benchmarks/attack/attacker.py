@@ -30,9 +30,9 @@ _SUNK = b"HTTP/1.1 413 Too Large\r\ncontent-length: 2\r\n\r\n{}"
 class Spec:
     """An attack on the server at ``url`` for ``seconds`` seconds.
 
-    Without ``url``, the requests go to a listener that reads and drops them. Each client makes a
-    request every ``every_s`` seconds, or as soon as its last request is answered, if the answer
-    takes longer.
+    Without ``url``, the requests go to a listener that reads them and discards them (`_sink`). Each
+    client makes a request every ``every_s`` seconds. If an answer takes longer, the client makes
+    its next request as soon as it has the answer.
     """
 
     attack: str
@@ -92,7 +92,7 @@ async def _again_and_again(
 
 @contextlib.asynccontextmanager
 async def _sink() -> AsyncIterator[str]:
-    """Serve a listener that reads requests and discards them, and yield its URL."""
+    """Start a listener that reads requests, discards them, and answers 413. Yield its URL."""
 
     async def read(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(*_GONE):
@@ -113,6 +113,7 @@ async def _sink() -> AsyncIterator[str]:
 def main() -> None:
     """Run the attack that the command line describes."""
     spec = Spec(**json.loads(sys.argv[1]))
+    # Most bodies are cached, so that this process does not make them while it attacks.
     for number in range(ATTACKS[spec.attack].clients):
         ATTACKS[spec.attack].request(number)
     sys.stdout.write("ready\n")

@@ -1,4 +1,4 @@
-"""The requests of `benchmarks attack`. Each of them has stopped a server at some time."""
+"""The requests of `benchmarks attack`. They have large bodies, need much work, or are many."""
 
 from __future__ import annotations
 

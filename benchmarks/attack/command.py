@@ -82,13 +82,13 @@ COLUMNS = (
 def attack(**options: Any) -> None:
     """Measure a tenant's short calls while another tenant attacks the server.
 
-    Exits with 1 if the server answered with a 5xx status that is not documented, or if a short call
-    failed.
+    Exits with 1 if the server answered an attacker with a 5xx status other than 503 and 507, which
+    are documented, or if a short call failed.
     """
     chosen = {name: ATTACKS[name] for name in options["only"] or ATTACKS}
     seconds = QUICK_S if options["quick"] else turn_s(options["minutes"], len(chosen))
     measured = Results({"attack": "attack"})
-    server = _servers(options["policy"], options["replicas"])
+    server = _server(options["policy"], options["replicas"])
 
     run_with_table(
         measure(measured, chosen, seconds, server), measured, COLUMNS, as_json=options["as_json"]
@@ -142,7 +142,7 @@ async def _beside(
 
 
 @contextlib.asynccontextmanager
-async def _servers(policy: str, replicas: int) -> AsyncIterator[tuple[httpx.AsyncClient, str, str]]:
+async def _server(policy: str, replicas: int) -> AsyncIterator[tuple[httpx.AsyncClient, str, str]]:
     """Start a server, and yield a client with the victim's key, the URL, and the attacker's key."""
     with tempfile.TemporaryDirectory(prefix="agentrt-attack-") as folder:
         keys, model = Path(folder) / "keys.json", str(tiny_model(Path(folder) / "model"))
@@ -161,7 +161,7 @@ async def _servers(policy: str, replicas: int) -> AsyncIterator[tuple[httpx.Asyn
 
 @dataclass(slots=True)
 class Short:
-    """The seconds that the short calls took, and the number of failed calls."""
+    """The seconds that all short calls took, and the number of calls that failed."""
 
     took_s: list[float] = field(default_factory=list)
     failed: int = 0

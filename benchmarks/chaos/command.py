@@ -1,4 +1,4 @@
-"""``benchmarks chaos``: programs whose engines are killed while they run.
+"""``benchmarks chaos``: programs whose engines are killed, or hang, while they run.
 
 The programs' answers must equal the answers of an undisturbed engine.
 """
@@ -30,7 +30,7 @@ from agentrt.lab.commands.options import (
     max_num_seqs_option,
     note,
     programs_option,
-    seed_option,
+    text_option,
 )
 from agentrt.router import DEFAULT_ROUTER, make_router
 from agentrt.runtime import Runtime
@@ -62,7 +62,7 @@ _FLAGS = (
     type=NumberRange(min=0),
     default=10.0,
     show_default=True,
-    help="Minutes with kills.",
+    help="Minutes in which engines are killed or made to hang.",
 )
 @programs_option(default=40)
 @count_option("--replicas", "Number of engines.", default=2)
@@ -82,7 +82,13 @@ _FLAGS = (
     "more calls fit into the time.",
 )
 @max_num_seqs_option(default=8)
-@seed_option
+@text_option(
+    "--seed",
+    "N",
+    "Seed of the random choice of engines and of the random times until they are killed.",
+    type=int,
+    default=0,
+)
 @click.option(
     "--ray",
     is_flag=True,
@@ -188,7 +194,8 @@ class ChaosConfig:
 
 
 class Chaos:
-    """A run of ``programs`` in rounds, on engines that ``make`` makes and that are killed.
+    """A run of ``programs`` in rounds, on engines that ``make`` makes, and that are killed or made
+    to hang.
 
     The ``outage`` happens after half of the time.
     """
@@ -259,7 +266,9 @@ class Chaos:
             await self._outage()
 
     async def _kill(self, replicas: ReplicaSet, until: float) -> None:
-        """Kill engines until this task is cancelled at the end of the last round."""
+        """Kill engines, or make them hang, until the time ``until``. This function does not return:
+        its task is cancelled at the end of the last round.
+        """
         while True:
             await asyncio.sleep(self._random.uniform(*self._config.every))
             ready = [replica for replica in replicas.replicas if self._can_be_hit(replica)]
@@ -286,8 +295,8 @@ class Chaos:
         )
 
     async def _settle(self, runtime: Runtime, replicas: ReplicaSet) -> None:
-        """Wait until the engines are up again, and count the calls and programs that are left in
-        them.
+        """Wait until the engines are up again, and count the calls and programs that the runtime
+        and the engines still track.
         """
         async with asyncio.timeout(600):
             await replicas.settled()

@@ -80,8 +80,8 @@ class _Task(TypedDict):
 
 
 def _graph(programs: ChaosPrograms, runtime: Runtime) -> Any:
-    """Make the program as a LangGraph graph: a call, two parallel calls, and a call that reads
-    both.
+    """Make the program as a LangGraph graph: a call, two parallel calls, and a call that reads the
+    answers of all three.
     """
 
     def model(number: int) -> ChatAgentRT:

@@ -15,14 +15,12 @@ from agentrt.request import Call
 class CallAudit:
     """An audit of all calls on engines that may die.
 
-    By a call's id, ``begun`` counts how often an engine got the call, and ``delivered`` how many of
-    its replies reached the program. ``faults`` has a line for each call that ran
-    again or was delivered again after its delivery, and for each stream whose pieces differ from
-    the reply.
+    ``delivered`` counts, by the id of a call, how many of the call's replies reached the program.
+    ``faults`` has a line for each call that ran again or was delivered again after its delivery,
+    and for each stream whose pieces differ from the reply.
     """
 
     def __init__(self) -> None:
-        self.begun: Counter[str] = Counter()
         self.delivered: Counter[str] = Counter()
         self.faults: list[str] = []
 
@@ -35,8 +33,7 @@ class CallAudit:
         return _WatchedFront(executor, self)
 
     def begins(self, call: Call) -> None:
-        """Record that an engine got the call."""
-        self.begun[call.call_id] += 1
+        """Record a fault if an engine gets a call that was already delivered."""
         if self.delivered[call.call_id]:
             self.faults.append(f"{call.call_id} ran again after it was delivered")
 

@@ -1,8 +1,9 @@
 """``benchmarks clients``: calls per second of clients that never report the end of a conversation.
 
 Clients hold conversations of three calls, one after the other. Because no client ends a program,
-the server itself has to detect that a conversation is over. Every run begins with engines, or
-servers, without a history. All runs have the same clients and the same engine options.
+the server itself has to detect that a conversation is over. Every run starts new engines, or with
+``--real`` new servers, which have learned nothing from earlier runs. All runs have the same clients
+and the same engine options.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ from agentrt.lab.commands.options import (
     model_option,
     note,
     policy_option,
-    seed_option,
     silence_vllm,
+    text_option,
 )
 from agentrt.lab.reports.tables import markdown
 from agentrt.lab.runs.contenders import DEFAULT, STOCK
@@ -46,7 +47,7 @@ Runs = dict[Cell, dict[str, Counted]]
 @click.command(cls=ManyCommand)
 @many("--clients", metavar="N,…", help="Numbers of clients.  [default: 8,32,256]")
 @many("--conversation", metavar="KIND,…", help=f"Kinds of chats.  [default: {','.join(KINDS)}]")
-@policy_option(f"Policies beside {STOCK}.  [default: {OFF},{DEFAULT}]")
+@policy_option(f"Policies to compare with {STOCK}.  [default: {OFF},{DEFAULT}]")
 @click.option(
     "--minutes",
     type=NumberRange(min=0.25),
@@ -58,17 +59,17 @@ Runs = dict[Cell, dict[str, Counted]]
 @click.option("--real", "on_servers", is_flag=True, help="Run over HTTP, with real engines.")
 @max_num_seqs_option(default=16, suffix="  With --real.")
 @model_option
-@seed_option
+@text_option("--seed", "N", "Seed of the random prompts in virtual time.", type=int, default=0)
 @json_flag("Print all counts as one JSON line.")
 def clients(**options: Any) -> None:
     """Compare policies with stock vLLM by the calls per second of clients that never report the end
     of a conversation.
 
     Runs are in virtual time with an H100's step times; with --real, they are over HTTP, and the
-    clients of each server make calls in turns of a quarter of a minute. A row shows the number of
-    calls as a ratio to stock's number, for each minute and for the whole run. It also shows the
-    ratio to the run with admission off, and the smallest number of calls in a quarter of a minute,
-    as a ratio to the mean.
+    servers' clients take turns of a quarter of a minute. A row shows the number of calls as a ratio
+    to stock's number, for each minute and for the whole run. It also shows the ratio to the run
+    with admission off, the smallest number of calls in a quarter of a minute as a ratio to the
+    mean, and the number of failed calls.
     """
     cells = _cells(options)
     names = _names(options)
@@ -112,11 +113,11 @@ def _names(options: Mapping[str, Any]) -> list[str]:
 
 
 def table(runs: Runs) -> str:
-    """Return all counts as a Markdown table."""
+    """Return a Markdown table with a row for each run. The counts are shown as ratios."""
     minutes = max((len(row) for row in _ratios(runs)), default=0)
     heads = ["conversations", "clients", "scheduler"]
     heads += [f"minute {number + 1}" for number in range(minutes)]
-    heads += ["all / stock", f"all / {OFF}", "least quarter", "failed"]
+    heads += ["all / stock", f"all / {OFF}", "least quarter / mean", "failed"]
     return markdown(heads, [*_rows(runs, minutes)])
 
 

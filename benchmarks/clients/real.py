@@ -1,5 +1,5 @@
-"""Clients that hold one conversation after the other, over HTTP. Each run has new servers, whose
-clients make calls in turns.
+"""Clients that hold one conversation after the other, over HTTP. Each run starts new servers. Their
+clients take turns.
 """
 
 from __future__ import annotations
@@ -20,9 +20,7 @@ from benchmarks.clients.load import CALLS, QUARTER_S, Conversation, Counted
 from benchmarks.servers import Server, started
 
 CONVERSATIONS = {"short": Conversation(20, 4, 4), "long": Conversation(600, 4, 20)}
-"""Approximate sizes in tokens: a word of the first prompt counts as four tokens. The chat of a long
-conversation fills most of a small context.
-"""
+"""Approximate numbers of tokens: each word of the first prompt counts as four tokens."""
 _CALL_S = 600.0
 
 
@@ -40,7 +38,8 @@ async def run(
     (`contender`).
 
     All servers run from the start, and their clients make calls in turns of a quarter of a minute,
-    so that other work on the machine slows all of them. Between its turns, a server has no calls.
+    so that other work on the machine slows all servers equally. Between its turns, a server has no
+    calls.
     If the run is cancelled, ``counted`` keeps the quarters that all servers have had.
     """
     for name in names:
@@ -79,7 +78,7 @@ class Clients:
         self._idle.set()
         self._under_way = self._ended = 0
         self._tasks: list[asyncio.Task[None]] = []
-        self._tls = httpx.create_ssl_context()  # made once: it takes milliseconds
+        self._tls = httpx.create_ssl_context()  # made only once, because this takes milliseconds
 
     async def __aenter__(self) -> Self:
         self._tasks = [asyncio.create_task(self._client()) for _ in range(self._number)]
@@ -107,7 +106,8 @@ class Clients:
         return self._ended - ended, time.perf_counter() - began
 
     async def _client(self) -> None:
-        # Each client has its own pool: a pool of hundreds of connections costs more than a call.
+        # Each client has its own pool, because httpx looks at all connections of a pool at each
+        # request. With hundreds of connections, this costs too much CPU time.
         async with httpx.AsyncClient(base_url=self._url, verify=self._tls, timeout=_CALL_S) as http:
             while True:
                 await self._turn.wait()

@@ -19,8 +19,9 @@ from benchmarks.clients.load import CALLS, Conversation, Counted
 
 CONVERSATIONS = {"short": Conversation(200, 50, 60), "long": Conversation(8_000, 50, 60)}
 SLOTS, TOKENS_A_STEP, BLOCKS, LONGEST = 256, 8_192, 28_625, 32_768
-"""The tokens of a step are `vllm serve`'s default on an H100; its default of slots is 1,024. The KV
-cache has 458,000 tokens, as on a published H100.
+"""The number of tokens in a step is the default of `vllm serve` on an H100. The number of slots is
+lower than the default there, which is 1,024. The KV cache has 458,000 tokens, as on a published
+H100.
 """
 STEPS = StepTimeModel(base_s=23.7e-3, per_prefill_token_s=25.8e-6)
 PAUSE_S = 0.01

@@ -42,7 +42,7 @@ def serve(monkeypatch: pytest.MonkeyPatch, attackers: int, victims: int = 200) -
         assert spec.url is not None or spec.every_s == 8 * SHORT_S / 3
         return Counter({attackers: 3})
 
-    monkeypatch.setattr(attack, "_servers", servers)
+    monkeypatch.setattr(attack, "_server", servers)
     monkeypatch.setattr(attack, "attacked", attacked)
     monkeypatch.setattr(attack, "QUICK_S", SHORT_S)
     monkeypatch.setattr(attack, "_REST_S", 0.0)
