@@ -1,5 +1,5 @@
-"""``benchmarks interrupts``: the cost of a tool call in a program, beside the same call made only
-with the library of the transport (threads, processes, MCP, MQTT).
+"""``benchmarks interrupts``: the cost of a tool call in a program, compared with the same call made
+only with the library of the transport (threads, processes, MCP, MQTT).
 
 Both sides call the same function over the same transport (`benchmarks.interrupts.transports`). The
 sides take turns of at most `TURN` calls in one process.
@@ -40,8 +40,8 @@ fewer.
 """
 _FIND_S = 30.0
 Sides = Mapping[str, Call]
-"""The two sides by key: the call of the bare library, and our call. The names of the figures begin
-with the keys.
+"""The two sides by key: the call of the bare library (``bare_``), and agentrt's call (""). The
+names of a side's figures begin with its key.
 """
 _QUICK = {"calls": 200, "repeat": 3, "rounds": 2}
 COLUMNS = (
@@ -66,7 +66,12 @@ COLUMNS = (
 )
 @count_option("--calls", default=1000, about="Number of calls of each side in a repeat.")
 @repeat_option(5)
-@click.option("--quick", is_flag=True, help="Make 200 calls and 3 repeats.")
+@click.option(
+    "--quick",
+    is_flag=True,
+    help="Make 3 repeats, each with 200 calls one after the other, and 2 rounds of 1,000 calls at "
+    "once. --calls and --repeat then have no effect.",
+)
 @json_option
 def interrupts(**options: Any) -> None:
     """Compare the time of a tool call in a program with the bare library's round trip.

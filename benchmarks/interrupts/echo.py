@@ -1,8 +1,8 @@
 """A tool that returns its argument, for each transport of `benchmarks interrupts`.
 
 ``python -m benchmarks.interrupts.echo HOW`` serves the tool. HOW is ``mcp-stdio``, ``mcp-http``
-(prints its port), or ``mqtt PORT`` (answers with response topic and correlation data, as any MQTT 5
-client does).
+(prints its port), or ``mqtt PORT`` (answers at the request's response topic, with the request's
+correlation data, as any MQTT 5 client does).
 """
 
 from __future__ import annotations
@@ -15,8 +15,10 @@ from typing import Any
 from agentrt.interrupts import tool
 
 TOPIC = "echo"
-AT_ONCE = ((socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),)
-"""Options of an MQTT client's socket. Without them, a round trip takes 88 ms."""
+NO_DELAY = ((socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),)
+"""Options of an MQTT client's socket, which send each message at once. Without them, a round trip
+takes 88 ms.
+"""
 
 
 def echo(x: int) -> int:
@@ -54,7 +56,7 @@ async def answer_mqtt(port: int) -> None:
 
     protocol = aiomqtt.ProtocolVersion.V5
     async with aiomqtt.Client(
-        "127.0.0.1", port, protocol=protocol, socket_options=AT_ONCE
+        "127.0.0.1", port, protocol=protocol, socket_options=NO_DELAY
     ) as client:
         await client.subscribe(TOPIC, qos=1)
         sys.stdout.write("ready\n")

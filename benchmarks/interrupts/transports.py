@@ -18,10 +18,11 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontext
 from pathlib import Path
 from typing import Any
 
+from agentrt.errors import ConfigError
 from agentrt.interrupts import Tool, ToolTransport
 from agentrt.interrupts.process import ProcessTransport
 from benchmarks.interrupts import echo
-from benchmarks.interrupts.echo import AT_ONCE, TOPIC
+from benchmarks.interrupts.echo import NO_DELAY, TOPIC
 from tests.doubles.ports import reserved_port
 
 Call = Callable[[int], Awaitable[Any]]
@@ -119,7 +120,7 @@ async def bare_mqtt(port: int) -> AsyncIterator[Call]:
 
     protocol = aiomqtt.ProtocolVersion.V5
     async with aiomqtt.Client(
-        "127.0.0.1", port, protocol=protocol, socket_options=AT_ONCE
+        "127.0.0.1", port, protocol=protocol, socket_options=NO_DELAY
     ) as client:
         client.pending_calls_threshold = 10_000
         await client.subscribe("echo/answers", qos=1)
@@ -142,10 +143,13 @@ async def bare_mqtt(port: int) -> AsyncIterator[Call]:
 
 @asynccontextmanager
 async def mosquitto() -> AsyncIterator[int]:
-    """Start a broker, and yield its port. Raises `FileNotFoundError` without Mosquitto."""
+    """Start a broker, and yield its port. Raises `ConfigError` if Mosquitto is not installed."""
     program = shutil.which("mosquitto") or shutil.which("mosquitto", path="/usr/sbin")
     if program is None:
-        raise FileNotFoundError("mosquitto is not installed")
+        raise ConfigError(
+            "the transport mqtt needs the broker Mosquitto, which is not installed; install the "
+            "package mosquitto, or name other transports with --transport"
+        )
     port = reserved_port()
     with tempfile.NamedTemporaryFile("w", suffix=".conf") as config:
         config.write(f"listener {port} 127.0.0.1\nallow_anonymous true\nset_tcp_nodelay true\n")

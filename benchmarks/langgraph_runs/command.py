@@ -72,7 +72,7 @@ def langgraph_runs(**options: Any) -> None:
     The graph has one node, which does not call a model. Both servers do the same work in turns:
     create threads and runs on them, wait until all runs have ended, and search stored threads.
     """
-    measured = Results({"what": "what", "server": "server"})
+    measured = Results({"operation": "operation", "server": "server"})
     silence_vllm()
     run_with_table(_measure(measured, options), measured, COLUMNS, as_json=options["as_json"])
 
@@ -99,7 +99,7 @@ class Served:
 
     async def created_and_ended(self, threads: int, runs: int) -> dict[str, Figures]:
         """Create threads and runs on them, and wait until all runs have ended. Return the figures
-        of creating the runs, and of creating them and waiting for their ends.
+        of creating the runs, and of creating them and waiting until they have ended.
         """
         ids = [
             thread["thread_id"]
@@ -127,7 +127,7 @@ class Served:
 
     async def search(self, body: dict[str, Any], times: int = 20) -> Figures:
         """Make ``times`` searches on a connection that stays open. Return the median time of a
-        search (``ms``), and the elapsed time and the CPU time of all searches.
+        search in milliseconds (``ms``), and the elapsed time and the CPU time of all searches.
         """
         each_ms = []
 
@@ -144,8 +144,8 @@ class Served:
     async def _timed(self, work: Callable[[], Awaitable[object]]) -> Figures:
         began, cpu_s = time.perf_counter(), self._cpu_s()
         await work()
-        elapsed = (time.perf_counter() - began) * 1e3
-        return {"ms": elapsed, "elapsed": elapsed, "cpu": self._cpu_s() - cpu_s}
+        elapsed_ms = (time.perf_counter() - began) * 1e3
+        return {"ms": elapsed_ms, "elapsed": elapsed_ms, "cpu": self._cpu_s() - cpu_s}
 
     def _cpu_s(self) -> float:
         times = self._process.cpu_times()

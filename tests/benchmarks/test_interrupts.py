@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections import Counter
 
 import pytest
@@ -47,6 +48,16 @@ async def test_both_sides_reach_a_server(name: str) -> None:
     await interrupts.measure(measured, [name], 10, 1, lambda line: None, at_once=5)
     (figures,) = measured.samples[name,]
     assert min(figures.values()) > 0
+
+
+def test_without_mosquitto_the_error_says_how_to_go_on(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shutil, "which", lambda *args, **options: None)
+    assert call(["interrupts", "--transport", "mqtt"]) == 2
+    *_, error = capsys.readouterr().err.splitlines()
+    assert "the transport mqtt needs the broker Mosquitto" in error
+    assert "--transport" in error
 
 
 def test_an_unknown_transport_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
