@@ -66,8 +66,8 @@ class PlainThread:
 
 
 def _mask(attention: Attention, first: int, end: int) -> Any:
-    """Return the mask for the tokens from ``first`` to ``end``: it says which keys of the first
-    ``end`` tokens each of these tokens sees.
+    """Return the mask for the tokens from ``first`` to ``end`` - 1: which keys of the first ``end``
+    tokens each of these tokens sees.
     """
     import torch
 

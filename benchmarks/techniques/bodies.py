@@ -143,7 +143,7 @@ async def swarm(thread: Thread) -> None:
 
 
 async def prefix_caching(thread: Thread) -> None:
-    """Ask three questions about a text that is kept."""
+    """Ask three questions about a text that is saved."""
     for question in ("Who wrote it?", "What is it about?", "How old is it?"):
         own = await thread.kept()
         await own.fill(f"\nQuestion: {question}\nAnswer:")

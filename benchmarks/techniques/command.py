@@ -1,11 +1,11 @@
 """``benchmarks techniques``: programs that use agentrt's contexts, compared with an HTTP client.
 
-Both sides run the same functions if a client can run them, and otherwise the client runs the
-closest equivalent. The sides run in turns, with the same model and the same engine options, except
-that only the embedded engine has the logits processor for watermarking. One side uses the contexts
-of a runtime with an embedded engine; the other is a client of vLLM's own server, which sends the
-whole prompt with each call. Attention that a program chooses is compared
-with plain code for transformers. No two repeats have the same texts.
+One side uses the contexts of a runtime with an embedded engine. The other side is a client, which
+sends the whole prompt to vLLM's own server with each call. Both sides run the same functions if a
+client can run them; otherwise, the client runs the closest equivalent. The sides run in turns, with
+the same model and the same engine options, except that only the embedded engine has the logits
+processor for watermarking. Attention that a program chooses is compared with plain code for
+transformers. No two repeats have the same texts.
 """
 
 from __future__ import annotations
@@ -89,16 +89,19 @@ class Side(NamedTuple):
     "each request; a program has it once.",
 )
 @many("--only", metavar="NAME,…", help="Techniques to run.  [default: all]")
-@click.option("--quick", is_flag=True, help="Use a tiny model, whose steps take milliseconds.")
+@click.option(
+    "--quick",
+    is_flag=True,
+    help="Use a tiny model, whose steps take milliseconds, and by default leave out the techniques "
+    "that need a trained model.",
+)
 @model_option
 @json_option
 def techniques(**options: Any) -> None:
     """Compare programs that use agentrt's contexts with clients of vLLM's own server.
 
     Both sides use the same prompting and decoding techniques, such as beam search and Tree of
-    Thoughts.
-
-    Attention that a program chooses is compared with plain code for transformers.
+    Thoughts. Attention that a program chooses is compared with plain code for transformers.
     """
     chosen, attentions = _chosen(TECHNIQUES, options), _chosen(ATTENTIONS, options)
     if unknown := set(options["only"]) - {*chosen, *attentions}:
@@ -129,7 +132,9 @@ def _model(options: dict[str, Any]) -> Iterator[str]:
 
 
 class Bench(NamedTuple):
-    """The sizes of a comparison: repeats, programs at once, and the seconds of a round trip."""
+    """A comparison, and its results in ``measured``. Its sizes are the number of ``repeats``, the
+    number of programs ``at_once``, and the seconds of a round trip.
+    """
 
     measured: Results
     repeats: int
@@ -156,19 +161,20 @@ class Bench(NamedTuple):
                 await self.compare(attentions, sides)
 
     async def compare(self, techniques: Mapping[str, Technique], sides: Mapping[str, Side]) -> None:
-        """Let both sides run each technique in turns, in each repeat. A first repeat is not
-        counted.
+        """Let both sides run each technique in turns, in each repeat. A further repeat before these
+        warms up, and is not counted.
         """
         self.measured.expect((name, side) for name in techniques for side in sides)
         for name, repeat in product(techniques, range(-1, self.repeats)):
-            note(f"{name}: repeat {repeat + 1} of {self.repeats}")
+            about = f"repeat {repeat + 1} of {self.repeats}" if repeat >= 0 else "warm-up"
+            note(f"{name}: {about}")
             texts = [text_of(name, repeat, index) for index in range(self.at_once)]
             took = {
                 side: await timed(sides[side], techniques[name], texts)
                 for side in turns(list(sides), repeat)
             }
             for side, mine in took.items():
-                if repeat >= 0:  # the repeat before, -1, warms up
+                if repeat >= 0:
                     over = ratios(mine, took["client"], _RATIOS, "_to_client")
                     self.measured.add(name, side, figures={**mine, **over})
 

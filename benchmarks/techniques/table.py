@@ -52,6 +52,6 @@ TECHNIQUES = {
 technique with ``vLLM's own`` in its name is compared with a feature of vLLM's server.
 """
 OF_A_TRAINED_MODEL = {"speculative decoding (plain)", "Jacobi decoding (plain)"}
-"""Techniques that need a trained model. With the tiny model, no guess would be right, because its
-texts never repeat themselves.
+"""Techniques that need a trained model: they compare guessed tokens with decoding in one request.
+The texts of the tiny model never repeat themselves, so with this model no guess would be right.
 """

@@ -37,7 +37,7 @@ class OurThread:
 
     async def kept(self) -> OurThread:
         """Save the thread's context under a name, so that the saved context outlives the program.
-        Return a fork of the thread.
+        Return a thread that continues the saved context.
         """
         name = str(hash(self.context.token_ids))
         await self.context.save(name)
@@ -169,8 +169,9 @@ class HttpThread:
         return self.prompt
 
     async def write(self, tokens: int, *, temperature: float = 0.0, seed: int | None = None) -> str:
-        # The seed is left out: with a seed, a prompt that is read in two steps kills vLLM's core on
-        # a CPU ("CPU Generator does not use offset"), and its server answers 500 from then on.
+        # The seed is left out: with a seed, a prompt that is computed in two steps kills vLLM's
+        # engine core on a CPU ("CPU Generator does not use offset"). From then on, vLLM's server
+        # answers 500.
         [choice] = await self.client.ask(self.prompt, tokens, temperature=temperature)
         await self.fill(choice["text"])
         return str(choice["text"])
