@@ -1,10 +1,10 @@
-"""``benchmarks gpu``: compares stock vLLM and agentrt's defaults on one GPU, without and with
-vLLM's offload, and a rival's rule.
+"""``benchmarks gpu``: compares stock vLLM, agentrt's defaults, both with vLLM's offload to host
+memory, and the rule of a rival on one GPU.
 
 The benchmark is made for a machine without a network that is available only for some minutes. The
-weights are made up, in the shape of Llama 3.1 8B; prompts are token ids. The step times are
-measured first, and virtual time with these step times predicts each run. The command ends within
-``--minutes``, and keeps all finished measurements even after an error.
+weights are made up, by default in the shape of Llama 3.1 8B; prompts are token ids. The step times
+are measured first, and virtual time with these step times predicts each run. The command ends
+within ``--minutes``, and keeps all finished measurements even after an error.
 """
 
 from __future__ import annotations
@@ -83,8 +83,9 @@ Examples:
 \b
 DIR gets tables.md, jobs.svg (with matplotlib), about.json (versions, hardware, options, step times)
 and records.jsonl, a line for each cell as it ends. Cells that do not fit into the time are listed.
-Arguments after -- go to vLLM. Exit codes: 0; 1 an engine failed; 2 bad usage; 130 Ctrl-C;
-143 SIGTERM, or the time was up before the end.
+Arguments after -- go to vLLM.
+Exit codes: 0 done; 1 an engine failed; 2 bad usage; 130 Ctrl-C; 143 SIGTERM, which the command also
+sends to itself if it would otherwise not end within --minutes.
 """
 
 
@@ -99,12 +100,13 @@ Arguments after -- go to vLLM. Exit codes: 0; 1 an engine failed; 2 bad usage; 1
     default="llama-8b",
     former=["--shape"],
 )
-@kv_blocks_option("Size of the smaller KV cache.  [default: 28,625; tiny 64]", least=8)
+@kv_blocks_option("Size of the smaller KV cache in blocks.  [default: 28,625; tiny 64]", least=8)
 @programs_option("Number of jobs of a run.  [default: 100; tiny 8]")
 @click.option(
     "--whole",
     is_flag=True,
-    help="Run all turns at 3 jobs a second, as in the published runs. This takes one hour.",
+    help="Run all turns of the jobs with their original tokens at 3 jobs a second, as in the "
+    "published runs. This takes one hour.",
 )
 @seeds_option(default=2)
 @seed_option
@@ -131,8 +133,8 @@ def gpu(engine_flags: Sequence[str], **options: Any) -> None:
     ThunderAgent's rule on one GPU.
 
     100 coding agents with SWE-smith's sizes, but with at most six turns each and twice the tokens,
-    arrive at 6 per second; first with 28,625 KV blocks of 16 tokens, and then with all KV blocks of
-    the GPU. Each run is predicted in virtual time with the step times measured here.
+    arrive at 6 per second. They run first with 28,625 KV blocks of 16 tokens, and then with all KV
+    blocks of the GPU. Each run is predicted in virtual time with the step times measured here.
     """
     folder = options.pop("predict")
     if folder is not None:
@@ -158,7 +160,7 @@ def gpu(engine_flags: Sequence[str], **options: Any) -> None:
 
 
 def _bench(options: dict[str, Any], flags: Sequence[str]) -> GpuBench:
-    """Return the benchmark for the options, which are checked before anything is loaded."""
+    """Check the options before anything is loaded, and return the benchmark for them."""
     began, shape, folder = time.monotonic(), options["model_shape"], options["out"]
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -172,11 +174,14 @@ def _bench(options: dict[str, Any], flags: Sequence[str]) -> GpuBench:
     size = replace(SIZES[shape], **{name: value for name, value in known.items() if value})
     size = size.whole() if options["whole"] else size
     if size.jobs > JOBS:
-        raise ConfigError(f"--programs {size.jobs}: there are at most {JOBS} jobs")
-    if size.blocks * size.block_size <= size.longest:
-        least = size.longest // size.block_size + 2
         raise ConfigError(
-            f"--kv-blocks {size.blocks}: a call may fill {least} blocks; give at least this number"
+            f"--programs {size.jobs}: there are only {JOBS} jobs; give at most {JOBS}"
+        )
+    filled = -(-size.longest // size.block_size)
+    if size.blocks <= filled:
+        raise ConfigError(
+            f"--kv-blocks {size.blocks}: a call may fill {filled} blocks, and vLLM keeps one block "
+            f"for itself; give at least {filled + 1}"
         )
     silence_vllm()
     base = engine_options(None, shape, size.slots, flags)
@@ -253,7 +258,7 @@ class GpuBench:
     async def _cells(self, engine: LabEngine, group: Sequence[Cell], later: Sequence[Cell]) -> None:
         options, key = virtual_options(engine.sizes()), engine_of(group[0])
         await warm_up(engine, _real(group[0].contender), self.size.programs(self.seeds[0]))
-        # Nothing is predicted while a cell runs, which may need all cores.
+        # All predictions are made before the first cell, because a cell may need all cores.
         sized = [cell for cell in (*group, *later) if cell.memory == group[0].memory]
         virtuals = await self._predicted(sized, options)
         for at, cell in enumerate(group):
@@ -280,7 +285,8 @@ class GpuBench:
             Prediction(cell.contender, cell.seed, self.size, options, self.times) for cell in cells
         ]
         virtuals = dict(zip(cells, await self.predictor.make(wanted), strict=True))
-        for cell in sorted(cells, key=lambda cell: -cell.seed):  # keeps the first seed's seconds
+        # In descending order of the seeds, so that the seconds of the first seed remain.
+        for cell in sorted(cells, key=lambda cell: -cell.seed):
             seconds = virtuals[cell].summary().makespan_s
             self.budget.predicted_s[cell.memory, cell.contender] = seconds
         return virtuals
@@ -299,7 +305,7 @@ class GpuBench:
         if self.report.head:
             return
         assert self.times is not None
-        # Paths of this machine say nothing elsewhere.
+        # Paths of this machine have no meaning on other machines.
         options = {name: value for name, value in self.options.items() if name not in _PATHS}
         about = {**_versions(), "options": options, "jobs": asdict(self.size)}
         about |= {"engine": engine.sizes(), "step_time": asdict(self.times)}

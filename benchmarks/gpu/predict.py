@@ -28,7 +28,7 @@ from benchmarks.memory.report import HITS
 
 _RATIO = "ratio"
 _SIZES = ("max_num_batched_tokens", "max_num_seqs")
-"""Options of vLLM by which an earlier run can be predicted on another engine."""
+"""Options of vLLM that may differ from the earlier run's when this run is predicted again."""
 _CORES_EACH = 4
 """Each process that predicts gets this number of cores for itself, so that it does not slow down
 the engine that is started at the same time. With fewer cores there is no such process.
@@ -67,8 +67,8 @@ def virtual_options(sizes: Mapping[str, Any]) -> VirtualOptions:
 
 @dataclass(slots=True)
 class Predictor:
-    """Makes predictions, each once: in the processes of ``pool``, or in this process if it is
-    None.
+    """A maker of predictions, which makes each prediction only once. The predictions run in the
+    processes of ``pool``, or, if it is None, in this process.
     """
 
     pool: ProcessPoolExecutor | None = None
@@ -91,7 +91,9 @@ class Predictor:
 
 @contextmanager
 def predictor(cores: int | None = None) -> Iterator[Predictor]:
-    """Return a `Predictor`. Its processes load vLLM at once, while the caller starts an engine."""
+    """Yield a `Predictor` for a machine with ``cores`` cores (by default the cores that this
+    process may use). Its processes load vLLM at once, while the caller starts an engine.
+    """
     processes = (cores or len(os.sched_getaffinity(0))) // _CORES_EACH
     if not processes:
         yield Predictor()
@@ -107,9 +109,9 @@ def predictor(cores: int | None = None) -> Iterator[Predictor]:
 
 
 def predictions_of(folder: Path, limits: GoodputLimits, flags: Sequence[str] = ()) -> str:
-    """Return the predictions for the cells of the first seed of an earlier run in ``folder``, with
-    the step times that were measured there, beside the measurements. There is a table for each KV
-    cache that was measured, with all contenders.
+    """Return tables of predictions beside measurements, for the first seed of an earlier run whose
+    results are in ``folder``. The predictions use the step times that were measured there. There is
+    a table for each KV cache that was measured, with all contenders.
 
     ``flags`` are vLLM's flags for other sizes of the engine. Raises `ConfigError` if the files of
     such a run are missing or not readable, or if a flag changes nothing in virtual time.
