@@ -1,9 +1,9 @@
 """``benchmarks generators``: load generators of other projects on `agentrt serve` and vLLM's
 server.
 
-Each generator runs as its users run it, with the same seed on both servers, which have the same
-engine options. The servers take turns: only one server has load at a time. The table has the
-figures that each generator reports, and the number of programs that agentrt recognised in the
+Each generator runs as its users run it. It has the same seed on both servers, and both servers have
+the same engine options. The servers take turns: only one server has load at a time. The table has
+the figures that each generator reports, and the number of programs that agentrt recognised in the
 generator's conversations.
 """
 
@@ -93,18 +93,21 @@ async def _measure(bench: GeneratorBench, options: dict[str, Any]) -> None:
 
 
 class GeneratorBench:
-    """The runs of the ``chosen`` generators, whose environments are in the folder ``clients``."""
+    """The runs of the ``chosen`` generators. The folder ``clients`` has their environments."""
 
     def __init__(self, clients: Path, chosen: Sequence[Generator]) -> None:
         self._clients, self._chosen = clients, chosen
         self.measured = Results({"generator": "generator"})
 
     async def run(self, servers: dict[str, Server], model: str, repeats: int) -> None:
-        """Run each generator on each server in each repeat, after a round that does not count."""
+        """Run each generator on each server in each repeat. A further repeat before these warms up,
+        and is not counted.
+        """
         for each in self._chosen:
             figures: dict[str, Figures] = {}
             for repeat, side in in_turns(SIDES, repeats + 1):
-                note(f"{each.package} on {side}, {repeat} of {repeats}")
+                about = f"repeat {repeat} of {repeats}" if repeat else "warm-up"
+                note(f"{each.package} on {side}: {about}")
                 figures[side] = await self._once(each, servers[side], model)
                 if len(figures) == len(SIDES):
                     if repeat:
