@@ -28,8 +28,9 @@ from agentrt.lab.commands.options import (
     repeat_option,
 )
 from agentrt.lab.runs.contenders import DEFAULT, STOCK
+from agentrt.lab.runs.grid import turns
 from benchmarks.generators.others import GENERATORS, TURNS, Generator, Target
-from benchmarks.harness import WHOLE, Column, Figures, Results, in_turns, ratios, run_with_table
+from benchmarks.harness import WHOLE, Column, Figures, Results, ratios, run_with_table
 from benchmarks.servers import AgentrtServer, Server, all_started, engine_and_model
 from tests.clients.processes import run
 
@@ -104,15 +105,14 @@ class GeneratorBench:
         and is not counted.
         """
         for each in self._chosen:
-            figures: dict[str, Figures] = {}
-            for repeat, side in in_turns(SIDES, repeats + 1):
+            for repeat in range(repeats + 1):
                 about = f"repeat {repeat} of {repeats}" if repeat else "warm-up"
-                note(f"{each.package} on {side}: {about}")
-                figures[side] = await self._once(each, servers[side], model)
-                if len(figures) == len(SIDES):
-                    if repeat:
-                        self._keep(each, figures)
-                    figures = {}
+                figures: dict[str, Figures] = {}
+                for side in turns(SIDES, repeat):
+                    note(f"{each.package} on {side}: {about}")
+                    figures[side] = await self._once(each, servers[side], model)
+                if repeat:
+                    self._keep(each, figures)
 
     async def _once(self, generator: Generator, server: Server, model: str) -> Figures:
         environ = {name: value for name, value in os.environ.items() if name not in _OFFLINE}

@@ -27,7 +27,16 @@ from agentrt.lab.commands.options import (
     repeat_option,
 )
 from agentrt.lab.runs.grid import turns
-from benchmarks.harness import SPREAD, Column, Figures, Results, no_collections, run_shown, show
+from benchmarks.harness import (
+    SPREAD,
+    Column,
+    Figures,
+    Results,
+    no_collections,
+    percentile,
+    run_shown,
+    show,
+)
 from benchmarks.interrupts.transports import TRANSPORTS, Call
 from tests.doubles.scripted import ScriptedExecutor
 
@@ -157,9 +166,8 @@ async def one_by_one(sides: Sides, calls: int, repeat: int) -> Figures:
                     times[side].append(time.perf_counter() - began)
     figures: dict[str, float] = {}
     for side, each in times.items():
-        each.sort()
         for percent in (50, 99):
-            figures[f"{side}p{percent}_us"] = each[len(each) * percent // 100] * 1e6
+            figures[f"{side}p{percent}_us"] = percentile(each, percent / 100) * 1e6
     for name in ("p50", "p99"):
         figures[f"{name}_ratio"] = figures[f"{name}_us"] / figures[f"bare_{name}_us"]
     return figures

@@ -30,7 +30,8 @@ from agentrt.lab.commands.options import (
     repeat_option,
     silence_vllm,
 )
-from benchmarks.harness import Column, Figures, Results, in_turns, ratios, run_with_table
+from agentrt.lab.runs.grid import turns
+from benchmarks.harness import Column, Figures, Results, ratios, run_with_table
 from benchmarks.servers import AgentrtServer, engine_and_model
 
 GRAPH = "steps"
@@ -179,19 +180,18 @@ async def _measure(measured: Results, options: dict[str, Any]) -> None:
 
 
 async def _in_turns(measured: Results, sides: dict[str, Served], options: dict[str, Any]) -> None:
-    figures: dict[str, dict[str, Figures]] = {}
-    for repeat, name in in_turns([*sides], options["repeat"]):
-        note(f"repeat {repeat + 1} of {options['repeat']}: {name}")
-        side = sides[name]
-        figures[name] = await side.created_and_ended(options["threads"], options["runs"])
-        for kind, body in SEARCHES.items():
-            figures[name][f"search: {kind}"] = await side.search(body)
-        if len(figures) == len(sides):
-            for work, theirs in figures[THEIRS].items():
-                for server, by_work in figures.items():
-                    over = ratios(by_work[work], theirs, ["elapsed", "cpu"], "_ratio")
-                    measured.add(work, server, figures={**by_work[work], **over})
-            figures = {}
+    for repeat in range(options["repeat"]):
+        figures: dict[str, dict[str, Figures]] = {}
+        for name in turns([*sides], repeat):
+            note(f"repeat {repeat + 1} of {options['repeat']}: {name}")
+            side = sides[name]
+            figures[name] = await side.created_and_ended(options["threads"], options["runs"])
+            for kind, body in SEARCHES.items():
+                figures[name][f"search: {kind}"] = await side.search(body)
+        for operation, theirs in figures[THEIRS].items():
+            for server, by_operation in figures.items():
+                over = ratios(by_operation[operation], theirs, ["elapsed", "cpu"], "_ratio")
+                measured.add(operation, server, figures={**by_operation[operation], **over})
 
 
 @asynccontextmanager
