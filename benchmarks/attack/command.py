@@ -107,8 +107,10 @@ def turn_s(minutes: float, attacks: int) -> float:
 async def measure(
     measured: Results, attacks: Mapping[str, Attack], seconds: float, server: _Opened
 ) -> None:
-    """Measure the short calls for ``seconds`` seconds each: without an attack, beside each attack,
-    and beside about as many requests of the attack to a listener that only discards them.
+    """Measure the short calls in turns of ``seconds``: one turn without an attack, and two turns
+    for each attack. In the second of these two turns, the attack sends about as many requests as in
+    the first, but to a listener that discards them. This turn shows how much the attacking process
+    alone loads the machine.
     """
     async with server as (victim, url, key):
         await _short_calls(Short(), victim, time.monotonic() + 1.0)  # the first calls fill caches

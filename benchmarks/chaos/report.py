@@ -89,7 +89,7 @@ class Report:
         """Return a line for each thing that must not happen."""
         lines = list(self.faults)
         if self.right < self.programs:
-            lines.append(f"{self.programs - self.right} programs gave other answers")
+            lines.append(f"{self.programs - self.right} programs gave wrong answers")
         lines += [f"{count} {name} left" for name, count in self.left.items() if count]
         return lines
 

@@ -83,8 +83,9 @@ class Generator:
         return f"{self.package} {package.stem.removeprefix(f'{name}-')}"
 
     def figures(self, folder: Path) -> Figures:
-        """Read the generator's report: the ``calls`` that were answered and those that ``failed``,
-        the medians of ``ttft`` and ``latency`` in ms, and the ``rate`` in calls per second.
+        """Read the generator's report: the number of ``calls`` that were answered, the number of
+        calls that ``failed``, the medians of ``ttft`` and ``latency`` in ms, and the ``rate`` in
+        calls per second.
         """
         return self.read(json.loads((folder / self.report).read_text("utf-8")))
 

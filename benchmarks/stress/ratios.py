@@ -206,8 +206,8 @@ def worst_of(ratios: Sequence[Ratio], most: int) -> list[dict[str, Any]]:
 
 def policies_table(rows: Sequence[Mapping[str, Any]]) -> str:
     """Return the rows of `by_policy` as a table."""
-    head = ["policy", "workloads", "median", "P99", "worst", "seed of the worst", "limit"]
-    head += ["workloads above the limit", "mean time of a program / stock"]
+    head = ["policy", "workloads", "median time / stock", "P99", "worst", "seed of the worst"]
+    head += ["limit", "workloads above the limit", "mean time of a program / stock"]
     cells = [
         [
             row["policy"],

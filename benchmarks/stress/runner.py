@@ -163,7 +163,7 @@ class ModelRunner:
             text.tokens, text.chain, text.prompt = list(tokens), [], len(tokens)
         text.reach(len(tokens))
         if text.tokens[: len(tokens)] != list(tokens):
-            raise Violation("tokens", "the call begins with other tokens than its own", name)
+            raise Violation("tokens", "the call begins with tokens that are not its own", name)
         if len(tokens) < text.prompt:
             detail = f"the call begins with {len(tokens)} of {text.prompt} tokens"
             raise Violation("tokens", detail, name)
@@ -246,5 +246,5 @@ class ModelRunner:
                     or held[start % size : start % size + end - start] != chain[start:end]
                 ):
                     block = f"block {table[index]}, positions {start} to {end - 1}"
-                    detail = f"the call has other KV cache than its own in {block}"
+                    detail = f"the KV cache in {block} is not the call's own"
                     raise Violation("memory", detail, name)

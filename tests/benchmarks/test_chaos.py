@@ -115,7 +115,7 @@ async def test_other_answers_are_told() -> None:
         lambda index: Engine(lies=next(engines)), ChaosPrograms(3, 99), quiet, lambda note: None
     )
     report = await chaos.run()
-    assert report.wrong() == [f"{report.programs} programs gave other answers"]
+    assert report.wrong() == [f"{report.programs} programs gave wrong answers"]
 
 
 async def test_something_happens_to_the_machines_in_the_middle() -> None:
