@@ -62,6 +62,7 @@ _FLAGS = (
     type=NumberRange(min=0),
     default=10.0,
     show_default=True,
+    metavar="M",
     help="Minutes in which engines are killed or made to hang.",
 )
 @programs_option(default=40)

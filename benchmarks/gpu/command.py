@@ -77,7 +77,7 @@ EPILOG = """\b
 Examples:
   python -m benchmarks gpu --minutes 25 --out results
   python -m benchmarks gpu --minutes 10 --out results --seeds 1 -- --enforce-eager
-  python -m benchmarks gpu --minutes 3 --model-shape tiny --out /tmp/try    # all of it, on a CPU
+  python -m benchmarks gpu --minutes 3 --model-shape tiny --out /tmp/try    # a trial on a CPU
   python -m benchmarks gpu --predict results -- --max-num-batched-tokens 8192
 
 \b
