@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
+
+_CLIENT_S = 30.0
+"""Seconds for a task that reads the state of the cluster for Ray's client."""
 
 
 def keep_stdout_clean() -> None:
@@ -16,3 +20,44 @@ def keep_stdout_clean() -> None:
         """Print nothing. This replaces Ray's function, and needs the same parameter names."""
 
     worker.print_to_stdstream = drop
+
+
+def free_of_nodes() -> list[dict[str, float]]:
+    """Return the free resources of each live node. `ray.available_resources` has only their sum."""
+    return list(_asked(_free_of_nodes))
+
+
+def is_placed(actor_id: str) -> bool:
+    """Return whether the actor has a process on a node, even if that process still imports modules.
+
+    ``actor_id`` is in hexadecimal digits.
+    """
+    return bool(_asked(_is_placed, actor_id))
+
+
+def _free_of_nodes() -> list[dict[str, float]]:
+    from ray._private.state import available_resources_per_node
+
+    return list(available_resources_per_node().values())
+
+
+def _is_placed(actor_id: str) -> bool:
+    from ray._private.state import actors
+
+    # Ray sets the port when a process on a node is reserved for the actor. The state of the actor
+    # does not tell that: it is PENDING_CREATION until the actor's constructor has returned.
+    return bool(actors(actor_id).get("Address", {}).get("Port"))
+
+
+def _asked(question: Callable[..., Any], *args: Any) -> Any:
+    """Call a function that reads the state of the cluster.
+
+    A process that is connected by Ray's client (``ray://``) has no access to this state, so a task
+    without resources calls the function on the cluster.
+    """
+    import ray
+    from ray.util.client import ray as client
+
+    if client.is_connected():
+        return ray.get(ray.remote(num_cpus=0)(question).remote(*args), timeout=_CLIENT_S)
+    return question(*args)

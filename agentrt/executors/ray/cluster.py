@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from agentrt.errors import ConfigError, EngineStartError
-from agentrt.executors.ray._compat import keep_stdout_clean
+from agentrt.executors.ray._compat import free_of_nodes, is_placed, keep_stdout_clean
 from agentrt.executors.vllm.processes import in_new_thread
 from agentrt.extras import install_command
 
@@ -171,6 +171,22 @@ class Cluster:
         nodes = len(_nodes())
         where = "the cluster's node" if nodes == 1 else f"the cluster's {nodes} nodes together"
         return f"an engine needs {share} of one node; free on {where}: {', '.join(parts)}"
+
+    def has_room(self) -> bool:
+        """Return whether a node has the free resources that an engine needs. Raises `ConfigError`
+        if the engines do not fit into the cluster.
+        """
+        share = self._share()
+        return any(
+            free.get("CPU", 0) >= share.cpus
+            and free.get("GPU", 0) >= share.gpus
+            and free.get("memory", 0) >= share.memory
+            for free in free_of_nodes()
+        )
+
+    def placed(self, actor: ActorHandle[Any]) -> bool:
+        """Return whether a node has taken the actor, whose process may still import its modules."""
+        return is_placed(actor._actor_id.hex())
 
     def _share(self) -> Demand:
         """Return the cores, the GPUs and the memory of each engine. Raises `ConfigError` if the

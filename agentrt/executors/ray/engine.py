@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from agentrt import tracking
-from agentrt.errors import AgentrtError, EngineDiedError, NoRoomError
+from agentrt.errors import AgentrtError, EngineDiedError, EngineStartError, NoRoomError
 from agentrt.executors.base import (
     NO_ROOM_YET,
     Chunk,
@@ -38,9 +38,19 @@ if TYPE_CHECKING:
     from ray.actor import ActorHandle
 
 _PLACE_S = 180.0
-"""Seconds to wait for a node with enough free resources."""
+"""Seconds to wait for a node with enough free resources, and for the actor's process there."""
+_POLL_S = 1.0
+"""Seconds between two questions whether a node has taken the actor."""
+_REGISTER_S = 60.0
+"""Seconds in which Ray expects a new process on a node to report. Ray then starts another one."""
 _CLOSE_S = 3.0
 """Seconds for an engine to stop by itself before its actor is killed."""
+
+_STARTS = "starting the process of the engine's actor, which imports vLLM on its node"
+
+
+def _waits_for(room: str) -> str:
+    return f"{NO_ROOM_YET}: {room}; waiting for up to {_PLACE_S:g} s"
 
 
 class RayEngine(Executor):
@@ -80,22 +90,60 @@ class RayEngine(Executor):
         await self._cluster.join()
         self._joined = True
         # Before the actor is placed, since its own resources would not count as free after that.
+        had_room = await in_new_thread(self._cluster.has_room)
         room = await in_new_thread(self._cluster.room)
-        self._actor = self._cluster.place(EngineActor, self.options)
-        progress(f"{NO_ROOM_YET}: {room}; waiting for up to {_PLACE_S:g} s")
+        actor = self._actor = self._cluster.place(EngineActor, self.options)
+        progress(_STARTS if had_room else _waits_for(room))
+        ready = asyncio.ensure_future(self._ask("__ray_ready__"))
         try:
             async with asyncio.timeout(_PLACE_S):
-                await self._ask("__ray_ready__")
+                await self._until_placed(actor, ready, progress, had_room=had_room)
+                await ready
         except TimeoutError as error:
             room = await in_new_thread(self._cluster.room)
+            if await in_new_thread(self._cluster.placed, actor) or await in_new_thread(
+                self._cluster.has_room
+            ):
+                raise EngineStartError(
+                    f"the process of the engine's actor was not ready within {_PLACE_S:g} s, "
+                    f"although a node had room: {room}; see the logs of Ray's workers on the "
+                    "nodes, and check that each node can import agentrt and vLLM in that time"
+                ) from error
             raise NoRoomError(
                 f"no node of the cluster had room within {_PLACE_S:g} s: {room}; use fewer "
                 "--replicas, add nodes, or stop other work on the cluster"
             ) from error
+        finally:
+            ready.cancel()
         progress("starting on its node")
         with tracking.outside():
             self._reader = asyncio.create_task(self._read_outputs(progress), name="agentrt/ray")
         self._info, self._pids = await self._ask("start")
+
+    async def _until_placed(
+        self,
+        actor: ActorHandle[Any],
+        ready: asyncio.Future[Any],
+        progress: Progress,
+        *,
+        had_room: bool,
+    ) -> None:
+        """Wait until a node has taken the actor or the actor is ready, and report when what the
+        actor waits for changes.
+        """
+        clock = asyncio.get_running_loop().time
+        began, waits = clock(), not had_room
+        while not (await asyncio.wait([ready], timeout=_POLL_S))[0]:
+            if await in_new_thread(self._cluster.placed, actor):
+                if waits:
+                    progress(_STARTS)
+                return
+            # Other work may have taken the room that was free before. The resources of this actor
+            # are not free either, from when its process starts until `placed` knows the process.
+            if not waits and clock() - began > _REGISTER_S:
+                waits = not await in_new_thread(self._cluster.has_room)
+                if waits:
+                    progress(_waits_for(await in_new_thread(self._cluster.room)))
 
     def alive(self) -> bool:
         return self._fault is None
