@@ -464,15 +464,20 @@ class RunCaller(Caller):
 
     @contextlib.contextmanager
     def siblings(self, count: int) -> Iterator[Sequence[RunCaller]]:
-        each = [
-            RunCaller(self.emitter, self.scope.fork(), self.after, self.client, self.replies)
-            for _ in range(count)
-        ]
+        # Threads of the program may use the same scope, for example those in which sync nodes of a
+        # LangGraph graph run, while this code runs on the runtime's event loop.
+        lock = self.emitter.registry.lock
+        with lock:
+            each = [
+                RunCaller(self.emitter, self.scope.fork(), self.after, self.client, self.replies)
+                for _ in range(count)
+            ]
         try:
             yield each
         finally:
-            for sibling in each:
-                self.scope.join(sibling.scope)
+            with lock:
+                for sibling in each:
+                    self.scope.join(sibling.scope)
 
     def with_report(self, reply: Reply) -> Reply:
         """Return the reply to a chat request with the tokens of all calls of the request, and with
@@ -688,11 +693,13 @@ class _Observer:
         self._registry.interrupt_progress(self._run, self._node, progress)
 
     async def ask(self, question: str, schema: Mapping[str, Any] | None = None) -> Any:
-        fork = self._scope.fork()
+        with self._registry.lock:
+            fork = self._scope.fork()
         try:
             return await self._emitter.ask(fork, question, answer_form(schema))
         finally:
-            self._scope.join(fork)
+            with self._registry.lock:
+                self._scope.join(fork)
 
 
 def node_of(reply: Reply) -> int:

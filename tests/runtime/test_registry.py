@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Sequence
 from itertools import count
+from typing import ClassVar, cast
 
 import pytest
 
@@ -13,8 +15,8 @@ from agentrt.errors import InvariantError
 from agentrt.graph import NodeKind, NodeState
 from agentrt.request import CallReport, CallSpec
 from agentrt.runtime.events import Event, NodeEnded, ProgramStarted, RunEnded
-from agentrt.runtime.registry import RunRegistry, call_id
-from agentrt.runtime.run import RunState
+from agentrt.runtime.registry import RunRegistry, call_id, registry_of
+from agentrt.runtime.run import Run, RunState
 from agentrt.tracking.scope import Scope
 from tests.doubles.scripted import ScriptedExecutor
 from tests.graph.integrity import check_integrity
@@ -129,6 +131,49 @@ async def test_the_engine_is_notified_of_a_client_programs_end() -> None:
         assert (replies[-1].run_id, replies[-1].node) == ("client-1", 0)
         await asyncio.to_thread(registry.close, run, RunState.DONE)
     assert executor.ended == ["client-1"]
+
+
+class _CountedLock:
+    """A lock that knows whether it is held."""
+
+    def __init__(self) -> None:
+        self.lock, self.held = threading.RLock(), 0
+
+    def __enter__(self) -> None:
+        self.lock.acquire()
+        self.held += 1
+
+    def __exit__(self, *error: object) -> None:
+        self.held -= 1
+        self.lock.release()
+
+
+class _LockedScope(Scope):
+    """A scope that notes whether its registry's lock is held when it is forked and joined."""
+
+    held: ClassVar[list[bool]]
+
+    def fork(self, coro: object = None, beside: Sequence[object] = ()) -> Scope:
+        self.held.append(registry_of(cast("Run", self.owner)).lock.held > 0)  # type: ignore[attr-defined]
+        return super().fork(coro, beside)
+
+    def join(self, ended: Scope) -> None:
+        self.held.append(registry_of(cast("Run", self.owner)).lock.held > 0)  # type: ignore[attr-defined]
+        super().join(ended)
+
+
+async def test_callers_for_several_choices_hold_the_lock_to_fork_and_join_the_scope(
+    registry: RunRegistry,
+) -> None:
+    """Other threads of the program may use the scope meanwhile."""
+    registry.lock = _CountedLock()  # type: ignore[assignment]
+    _LockedScope.held = []
+    async with Runtime(ScriptedExecutor()) as runtime:
+        run = registry.open("client")
+        with runtime.emitter(run).caller(_LockedScope(run, "client")).siblings(2):
+            assert registry.lock.held == 0  # type: ignore[attr-defined]
+        registry.close(run, RunState.DONE)
+    assert _LockedScope.held == [True] * 4
 
 
 async def test_a_closed_runtime_gets_no_events() -> None:
