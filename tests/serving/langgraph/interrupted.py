@@ -190,6 +190,51 @@ async def what_another_run_stops_does_not_run_on(gate: Gate) -> AsyncGenerator[N
         assert (await client.threads.get(thread))["status"] == "idle"
 
 
+async def what_a_client_cancelled_does_not_run_on(gate: Gate) -> AsyncGenerator[None]:
+    """The client had its answer as the server ended, or had left, and the run was being stopped. A
+    rollback counts, also if the run was interrupted before.
+    """
+    client, steps = gate.client, {"interrupt": ["before"], "rollback": [], "both": [], "leave": []}
+    steps["leave"] = steps["interrupt"]
+    entered: dict[str, tuple[str, Any]] = {}
+    for how in steps:
+        thread = await a_thread(client)
+        if how == "leave":
+            made: asyncio.Queue[Any] = asyncio.Queue()
+            stream: Any = client.runs.stream(
+                thread,
+                "slow",
+                input={"go": gate.name},
+                on_disconnect="cancel",
+                on_run_created=made.put_nowait,
+            )
+            await anext(stream)
+            run = await made.get()
+            await gate.reached(run)
+            await stream.aclose()
+            async with asyncio.timeout(60):
+                while not (await client.runs.get(thread, run["run_id"])).get("cancel_reason"):
+                    await asyncio.sleep(0.01)
+        else:
+            run = await gate.created(thread, "slow", input={"go": gate.name})
+            actions: Any = ["interrupt", "rollback"] if how == "both" else [how]
+            for action in actions:
+                await client.runs.cancel(thread, run["run_id"], action=action)
+                await gate.reached(run, 2)
+        entered[how] = thread, run
+    yield
+    gate.open()
+    for how, (thread, run) in entered.items():
+        async with asyncio.timeout(60):
+            while (await client.threads.get(thread))["status"] == "busy":
+                await asyncio.sleep(0.01)
+        values: Any = (await client.threads.get_state(thread))["values"]
+        assert (how, values.get("steps", [])) == (how, steps[how])
+        runs = await client.runs.list(thread)
+        assert [one["status"] for one in runs] == ["interrupted"] * len(steps[how])
+        assert gate.starts(run)["hold"] == 2
+
+
 async def _all(stream: Any) -> list[Any]:
     return [part async for part in stream]
 

@@ -46,9 +46,9 @@ from pydantic import ValidationError
 from agentrt.serving.langgraph.a2a import messages as values
 from agentrt.serving.langgraph.a2a.messages import KnownTasks, TaskRecord, caller_of
 from agentrt.serving.langgraph.bodies import Command, RunBody
+from agentrt.serving.langgraph.database.runs import CANCEL_REASON
 from agentrt.serving.langgraph.outages import refusal
 from agentrt.serving.langgraph.responses import summary
-from agentrt.serving.langgraph.runs.execution import CANCEL_REASON
 from agentrt.serving.langgraph.runs.queue import RunQueue
 from agentrt.serving.langgraph.runs.routes import RunRoutes
 from agentrt.serving.langgraph.runs.starts import StartRoutes

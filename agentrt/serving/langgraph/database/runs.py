@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 from uuid import UUID, uuid4
 
 import sqlalchemy as sa
@@ -33,6 +33,8 @@ from agentrt.serving.langgraph.database.tables import (
 from agentrt.serving.langgraph.database.threads import change_thread, find_thread, new_thread
 from agentrt.serving.langgraph.responses import conflict, encode, not_found, row_json
 
+CANCEL_REASON = "the client cancelled the run"
+ROLLBACK_REASON = "the client rolled the run back"
 _UNSEEN = (
     "the authorization hook for threads.create_run returned a filter that hides this run's new "
     "thread from the user; create the thread first, or set its metadata in the hook"
@@ -50,6 +52,7 @@ class RunRecord:
 
     ``origin`` describes the thread before the run's first start
     (`agentrt.serving.langgraph.runs.execution`). ``attempt`` counts the starts so far.
+    ``cancel_reason`` of a run that has not ended says that a client has cancelled it.
     """
 
     run_id: str
@@ -65,6 +68,14 @@ class RunRecord:
     metadata: Fields
     kwargs: Fields
     origin: Origin | None
+    cancel_reason: str | None = None
+
+    @property
+    def stopped_by(self) -> Literal["interrupt", "rollback"] | None:
+        """How a client has cancelled the run; None if no client has."""
+        if self.cancel_reason is None:
+            return None
+        return "rollback" if self.cancel_reason == ROLLBACK_REASON else "interrupt"
 
     def followed_by(self, kind: type[Body], **fields: Any) -> Body:
         """Return the body of a run that follows this run, with this run's assistant, config and
@@ -349,6 +360,19 @@ class Runs:
         await self._database.write_rows(
             _changed(record.run_id, status="running", attempt=record.attempt, origin=origin)
         )
+
+    async def cancelled(
+        self, run_ids: Collection[str], action: Literal["interrupt", "rollback"]
+    ) -> None:
+        """Store that a client has cancelled runs, for a server that starts before they have ended.
+        Runs that have ended are left out, and a run that is rolled back already stays so.
+        """
+        reason = ROLLBACK_REASON if action == "rollback" else CANCEL_REASON
+        these = [runs.c.run_id.in_(run_ids), runs.c.status.in_(ACTIVE)]
+        if action == "interrupt":
+            these.append(runs.c.cancel_reason.is_(None))
+        update = sa.update(runs).where(*these).values(cancel_reason=reason, updated_at=time.time())
+        await self._database.write(update)
 
     def end(self, run_id: str, status: str, result: bytes, reason: str | None) -> sa.Update:
         """Return the update that stores the end of a run, with the ``result`` that clients get.

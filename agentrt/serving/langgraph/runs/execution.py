@@ -66,7 +66,7 @@ from agentrt.serving.langgraph.database._compat import (
 )
 from agentrt.serving.langgraph.database.connections import Database
 from agentrt.serving.langgraph.database.interrupts import is_answer_map
-from agentrt.serving.langgraph.database.runs import RunRecord
+from agentrt.serving.langgraph.database.runs import CANCEL_REASON, RunRecord
 from agentrt.serving.langgraph.database.storage import Storage
 from agentrt.serving.langgraph.outages import is_outage
 from agentrt.serving.langgraph.responses import encode, error_json
@@ -277,7 +277,6 @@ def _at_checkpoint(kwargs: Mapping[str, Any]) -> RunnableConfig:
 
 
 CANCELLED = {"error": "UserInterrupt", "message": "the run was cancelled"}
-CANCEL_REASON = "the client cancelled the run"
 FIRST_BACKOFF_S = 0.5
 _LONGEST_BACKOFF_S = 10.0
 _WORK = "ends of runs"
@@ -334,6 +333,7 @@ class Execution:
         self._state = state
         self._record = live.record
         self._opened = AsyncExitStack()  # closes the graph that a factory has made
+        self._rolled_back = False  # whether a rollback of the run was tried
         self._graph: Graph | None = None
         self._begun = live.record.attempt > 0
         self._began = time.time()
@@ -361,6 +361,17 @@ class Execution:
             except Exception as fault:  # a bug, or a result that the database cannot store
                 _log.exception("run %s: the end could not be stored", self._record.run_id)
                 await store_end(self._live, background, partial(self._fail, fault, {}))
+        if self._live.action == "rollback" and not self._rolled_back:
+            await self._roll_back_late()
+        self._live.over = True
+
+    async def _roll_back_late(self) -> None:
+        """Roll the run back after its end was stored, because a client asked for that while the
+        end was being stored. If that fails, the stored end stays.
+        """
+        self._graph = None
+        async with self._opened:
+            await store_end(self._live, self._state.server.background, self._roll_back)
 
     async def _run_program(self) -> Exception | None:
         """Run the graph as a program of the runtime, and return the error of its end, or None."""
@@ -526,6 +537,7 @@ class Execution:
         deleted in the transaction that stores the thread's state, because only a run can change the
         status of a busy thread after a kill.
         """
+        self._rolled_back = True
         record, storage = self._record, self._state.storage
         if record.origin is not None:
             await storage.revoked.revoke(record.run_id)

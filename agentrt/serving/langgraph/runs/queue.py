@@ -16,12 +16,13 @@ from functools import partial
 from typing import Any
 from weakref import WeakValueDictionary
 
+from langgraph_sdk.schema import CancelAction
 from sqlalchemy import Row
 
 from agentrt import tracking
 from agentrt.serving.langgraph.database.filters import Filter
 from agentrt.serving.langgraph.database.runs import NewRun, RunRecord, record_of
-from agentrt.serving.langgraph.outages import READER
+from agentrt.serving.langgraph.outages import READER, first_line, is_outage
 from agentrt.serving.langgraph.responses import later
 from agentrt.serving.langgraph.runs.execution import Execution
 from agentrt.serving.langgraph.runs.stream_responses import OnLeave
@@ -63,6 +64,7 @@ class RunQueue:
         self._entering: Counter[str] = Counter()  # by tenant
         self._listeners: defaultdict[str, list[asyncio.Queue[LiveRun | None]]] = defaultdict(list)
         self._holding = WeakValueDictionary[str, asyncio.Lock]()  # by thread
+        self._cancelling: set[asyncio.Task[list[LiveRun]]] = set()  # for clients that have left
         self._open = True
 
     @contextmanager
@@ -110,22 +112,27 @@ class RunQueue:
 
         If a later run of a thread has the multitask strategy ``interrupt`` or ``rollback``, the
         last server stopped before it had stopped the earlier runs of the thread. These earlier runs
-        are stopped now. An earlier run that had already begun is stopped only when its turn in the
-        thread comes, because a rollback must end before the thread's next run.
+        are stopped now, and so are runs that a client had cancelled. A run that had already begun
+        is stopped only when its turn in the thread comes, because a rollback must end before the
+        thread's next run.
         """
         records = await self._state.runs.active()
         # A run that has begun continues before an earlier run that waited for its start time.
         for record in sorted(records, key=lambda record: record.attempt == 0):
             self._add(record)
-        stopping: dict[str, Any] = {}  # the last strategy that stops earlier runs, by thread
+        stopping: dict[str, Any] = {}  # how later runs of the thread stop earlier runs, by thread
         for record in reversed(records):
-            live, strategy = self._live[record.run_id], stopping.get(record.thread_id)
-            if strategy is not None and record.attempt:
-                live.stop(strategy)
-            elif strategy is not None:
-                self.cancel(live, strategy)
-            if record.multitask_strategy in ("interrupt", "rollback"):
-                stopping[record.thread_id] = record.multitask_strategy
+            live = self._live[record.run_id]
+            actions = (stopping.get(record.thread_id), record.stopped_by)
+            for action in filter(None, actions):
+                if record.attempt:
+                    live.stop(action)
+                else:
+                    self.cancel(live, action)
+            if record.multitask_strategy == "rollback":
+                stopping[record.thread_id] = "rollback"
+            elif record.multitask_strategy == "interrupt":
+                stopping.setdefault(record.thread_id, "interrupt")
         self._dispatch()
 
     def _add(self, record: RunRecord) -> LiveRun:
@@ -141,7 +148,8 @@ class RunQueue:
 
     def get(self, run_id: str) -> LiveRun | None:
         """Return a live run; None if the run has ended or is unknown."""
-        return self._live.get(run_id)
+        live = self._live.get(run_id)
+        return None if live is None or live.over else live
 
     @asynccontextmanager
     async def holding(self, thread: str) -> AsyncIterator[None]:
@@ -178,6 +186,30 @@ class RunQueue:
         self._start(live)
         return True
 
+    async def cancel_for_client(
+        self, live_runs: Iterable[LiveRun], action: CancelAction
+    ) -> list[LiveRun]:
+        """Stop runs as `cancel` does, and store that they are stopped, so that they do not go on if
+        the server is killed before they have ended. Return the runs that were still waiting.
+
+        While the database has an outage, the runs are stopped, but this is not stored.
+        """
+        waiting: list[LiveRun] = []
+        running: list[str] = []
+        for live in live_runs:
+            if self.cancel(live, action):
+                waiting.append(live)
+            else:
+                running.append(live.record.run_id)
+        if running:
+            try:
+                await self._state.runs.cancelled(running, action)
+            except Exception as error:
+                if not is_outage(error):
+                    raise
+                _log.warning("a cancellation of runs could not be stored: %s", first_line(error))
+        return waiting
+
     def canceller(self, live: LiveRun | None, enabled: bool) -> OnLeave:
         """Return a callback for a client that disconnects. If ``enabled``, the callback cancels the
         run.
@@ -185,7 +217,10 @@ class RunQueue:
 
         def on_leave() -> None:
             if enabled and live is not None and not live.done.is_set():
-                self.cancel(live, "interrupt")
+                with tracking.outside():
+                    task = asyncio.create_task(self.cancel_for_client([live], "interrupt"))
+                self._cancelling.add(task)
+                task.add_done_callback(self._cancelling.discard)
 
         return on_leave
 
@@ -230,6 +265,8 @@ class RunQueue:
         that has ended, but whose end could not be stored yet, storing it is tried once more.
         """
         self._open = False
+        if self._cancelling:
+            await asyncio.wait(self._cancelling)
         tasks = [live.task for live in self._live.values() if live.task is not None]
         for live in list(self._live.values()):
             live.stop("shutdown")

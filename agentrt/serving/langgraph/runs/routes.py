@@ -168,7 +168,7 @@ class RunRoutes(Routes):
         live = self._queue.get(str(run_id))
         if live is None:
             raise HTTPException(404, f"run {run_id} has ended; there is nothing to cancel")
-        if self._queue.cancel(live, action) or wait:
+        if await self._queue.cancel_for_client([live], action) or wait:
             await live.ended()
         if not wait:
             return Response(status_code=202)
@@ -190,8 +190,7 @@ class RunRoutes(Routes):
             statuses = ACTIVE if body.status == "all" else (str(body.status),)
             wanted = set(await self._all.ids(caller.tenant, statuses, only))
         live_runs = [live for key in wanted if (live := self._queue.get(key)) is not None]
-        waiting = [live for live in live_runs if self._queue.cancel(live, action)]
-        for live in waiting:
+        for live in await self._queue.cancel_for_client(live_runs, action):
             await live.ended()
         return Response(status_code=204)
 

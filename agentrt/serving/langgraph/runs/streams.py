@@ -263,6 +263,7 @@ class LiveRun:
     done: asyncio.Event = field(default_factory=asyncio.Event)
     action: Action | None = None  # why the run was stopped, if it was
     task: asyncio.Task[None] | None = None  # set once the run has started
+    over: bool = False  # nothing is done any more if the run is stopped now
     stoppable: bool = False  # while the graph runs, so that cancelling the task stops it
     result: bytes | None = None
     retry_now: asyncio.Event | None = None  # ends the wait for the next try to store the end
@@ -271,8 +272,12 @@ class LiveRun:
     _news: asyncio.Event = field(default_factory=asyncio.Event)
 
     def stop(self, action: Action) -> None:
-        """Stop the run for the reason ``action``, unless it is stopping already."""
+        """Stop the run for the reason ``action``. If the run is stopping already, only a rollback
+        has an effect: a run that would be interrupted is rolled back.
+        """
         self.closing = self.closing or action == "shutdown"
+        if self.action == "interrupt" and action == "rollback":
+            self.action = action
         if self.retry_now is not None:
             if not self.closing:
                 self.action = self.action or action

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any, cast
 from uuid import uuid4
 
 import pytest
+from langgraph.graph import START, StateGraph
+from langgraph_sdk import get_client
 from langgraph_sdk.client import LangGraphClient
 from langgraph_sdk.errors import NotFoundError
 
+from agentrt.serving.langgraph.database.threads import Threads
 from agentrt.serving.langgraph.runs.streams import Action, LiveRun
-from tests.serving.langgraph.graphs import GATES
+from tests.serving.langgraph.graphs import GATES, Gated
 from tests.serving.langgraph.runs.test_runs import IN, a_thread
-from tests.serving.langgraph.serve import Serving
+from tests.serving.langgraph.serve import Serving, serving
 
 
 async def at_a_gate(client: LangGraphClient) -> tuple[str, str]:
@@ -99,7 +103,56 @@ async def test_a_second_stop_does_not_interrupt_the_first(first: Action) -> None
     live.stop("rollback")
     over.set()
     await task
-    assert live.action == first
+    assert live.action == ("rollback" if first == "interrupt" else first)
+
+
+async def hold_on(state: Gated) -> dict[str, Any]:
+    """Wait at the gate when the run is stopped."""
+    try:
+        await GATES.passing(f"{state['gate']} begun")
+        await asyncio.Event().wait()
+    finally:
+        await GATES.passing(state["gate"])
+    return {}
+
+
+@pytest.mark.parametrize("at", ["stopping", "storing"])
+async def test_a_rollback_counts_after_an_interruption(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: str
+) -> None:
+    """A client interrupts a run, and rolls it back while the run's program still stops, or while
+    the run's end is being stored.
+    """
+    storing, update_state = str(uuid4()), Threads.update_state
+
+    async def update_and_wait(self: Threads, *args: Any) -> None:
+        await update_state(self, *args)
+        if at == "storing":
+            await GATES.passing(storing)
+
+    graph = StateGraph(Gated).add_node("before", lambda _: {"steps": ["before"]})
+    graph.add_node("hold", hold_on).add_edge(START, "before").add_edge("before", "hold")
+    with serving({"slow": graph}, tmp_path / "a.db") as it:
+        async with get_client(url=it.url) as client:
+            thread, gate = await a_thread(client), str(uuid4())
+            given: Any = {"gate": gate, "steps": ["in"]}
+            run = (await client.runs.create(thread, "slow", input=given))["run_id"]
+            GATES.open(f"{gate} begun")
+            await GATES.reached(f"{gate} begun")
+            monkeypatch.setattr(Threads, "update_state", update_and_wait)
+            await client.runs.cancel(thread, run)
+            await GATES.reached(gate)
+            if at == "storing":
+                GATES.open(gate)
+                await GATES.reached(storing)
+            await client.runs.cancel(thread, run, action="rollback")
+            GATES.open(gate)
+            GATES.open(storing)
+            await client.runs.join(thread, run)
+            with pytest.raises(NotFoundError):
+                await client.runs.get(thread, run)
+            assert (await client.threads.get_state(thread))["values"] == {}
+            assert (await client.threads.get(thread))["status"] == "idle"
 
 
 STOPPED: Any = {"gate": "", "steps": ["in", "first", "inner", "last", "2", "before"]}

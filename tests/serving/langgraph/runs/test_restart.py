@@ -30,6 +30,7 @@ ON_BOTH: list[Scenario] = [
     after.what_ran_goes_on_where_it_was,
     after.what_ran_goes_on_before_a_run_whose_time_has_come,
     after.what_another_run_stops_does_not_run_on,
+    after.what_a_client_cancelled_does_not_run_on,
     after.several_answers_some_of_which_were_taken,
     after.what_comes_with_an_answer,
 ]
