@@ -72,6 +72,8 @@ _NO_CALLS = (
 _JSON = b"application/json"
 _MODELS = "/v1/models"
 _OF_RESPONSES = f"{RESPONSES}/"
+_FALSE, _TRUE = ("false", "f", "no", "n", "off", "0"), ("true", "t", "yes", "y", "on", "1")
+"""The values of a query parameter that FastAPI reads as a boolean, in lower case."""
 _COMPACT = f"{RESPONSES}/compact"
 _WINDOWS = (
     *("max_model_len", "context_window", "context_length"),  # vLLM and SGLang, Groq, OpenRouter
@@ -291,9 +293,14 @@ class FrontendApp:
         return kept
 
     async def _stored(self, request: Request) -> StoredResponse | None:
-        """Return the stored response that a request's path names; None if it is not stored."""
+        """Return the stored response that a request's path names; None if it is not stored. Raises
+        `ApiError` if the request reads the response's events, and these are not stored.
+        """
         name = request.scope["path"].removeprefix(_OF_RESPONSES).partition("/")[0]
-        return await self._store.load(request.scope["state"]["tenant"], name)
+        kept = await self._store.load(request.scope["state"]["tenant"], name)
+        if kept is not None:
+            _check_events(request, kept)
+        return kept
 
     async def _delete(self, request: Request, kept: StoredResponse | None) -> dict[str, Any]:
         """Delete the stored response that a request's path names, and return the answer. Raises
@@ -459,9 +466,28 @@ def _edited(kept: StoredResponse | None, send: Send) -> Send:
 
 def _is_plain_get(request: Request) -> bool:
     """Return whether a request reads a stored response as JSON, not as a stream of events."""
+    return _is_get(request) and request.query_params.get("stream", "false").lower() in _FALSE
+
+
+def _check_events(request: Request, kept: StoredResponse) -> None:
+    """Raise `ApiError` for a request that reads the events of a stored response without events.
+    vLLM would notice that only after the status of its answer has been sent.
+    """
+    is_stream = _is_get(request) and request.query_params.get("stream", "false").lower() in _TRUE
+    if is_stream and "events" not in kept.objects:
+        name = request.scope["path"].removeprefix(_OF_RESPONSES)
+        text = (
+            f"the events of response {name!r} are not stored; only a response that was created "
+            'with "background": true and "stream": true has events, until the server restarts. '
+            "Leave 'stream' out to get the response"
+        )
+        raise ApiError(400, text, param="stream", code="response_not_streamed")
+
+
+def _is_get(request: Request) -> bool:
+    """Return whether a request reads a stored response."""
     name = request.scope["path"].removeprefix(_OF_RESPONSES)
-    is_stream = request.query_params.get("stream", "false").lower() not in ("false", "0")
-    return request.method == "GET" and "/" not in name and not is_stream
+    return request.method == "GET" and "/" not in name
 
 
 def _compaction(fields: Mapping[str, Any]) -> Mapping[str, Any]:

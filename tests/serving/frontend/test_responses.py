@@ -220,6 +220,26 @@ async def test_the_events_of_a_background_response_end() -> None:
         assert (await local.client.get(at, params=after)).text == ""
 
 
+@pytest.mark.parametrize(
+    "how", [{}, {"stream": True}, {"background": True}], ids=["whole", "stream", "background"]
+)
+async def test_events_that_are_not_stored_are_refused(how: dict[str, bool]) -> None:
+    """Only a background response that is streamed has events. All others can be read whole."""
+    async with open_server() as local:
+        begun = await local.client.post(RESPONSES, json=ask(RESPONSES, "hello", **how))
+        await local.until(lambda: not local.server.under_way)
+        match = re.search(r"resp_\w+", begun.text)
+        assert match is not None
+        at = f"{RESPONSES}/{match[0]}"
+        refused = await local.client.get(at, params={"stream": "true"})
+        error = refused.json()["error"]
+        assert (refused.status_code, error["code"]) == (400, "response_not_streamed")
+        assert "Leave 'stream' out" in error["message"]
+        for value in ("false", "off"):
+            whole = (await local.client.get(at, params={"stream": value})).json()
+            assert whole["status"] == "completed"
+
+
 async def test_a_background_response_can_be_cancelled() -> None:
     async with open_server(kind=Held) as local:
         queued = await local.post(RESPONSES, ask(RESPONSES, "hello", background=True))
