@@ -21,6 +21,10 @@ _MOST_THREADS = 1000
 
 _ENDS = SystemExit, KeyboardInterrupt
 """Exceptions that would end the event loop if a task raised them."""
+_NOT_IN_FUTURES = StopIteration, GeneratorExit
+"""Exceptions that a future cannot pass on: it refuses the first. If it raises the second, Python
+closes the coroutines that wait for it, such as the program that called the tool.
+"""
 
 
 class ToolThreads:
@@ -133,7 +137,7 @@ def _run(
 ) -> Any:
     try:
         return function(*positional, **arguments)
-    except (*_ENDS, StopIteration) as error:
+    except (*_ENDS, *_NOT_IN_FUTURES) as error:
         raise _failed(error) from error
 
 

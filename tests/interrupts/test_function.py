@@ -166,7 +166,9 @@ def test_models_are_told_nothing_of_the_context() -> None:
         in_a_thread.checked({"n": 1, "context": 2})
 
 
-@pytest.mark.parametrize("error", [SystemExit(3), StopIteration("x"), KeyboardInterrupt()])
+@pytest.mark.parametrize(
+    "error", [SystemExit(3), StopIteration("x"), KeyboardInterrupt(), GeneratorExit()]
+)
 async def test_what_would_end_the_event_loop_only_fails_the_tool(error: BaseException) -> None:
     @tool
     def leave() -> None:

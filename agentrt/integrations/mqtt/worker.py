@@ -25,6 +25,7 @@ from agentrt.errors import (
     ToolResultError,
     ToolUnavailableError,
     UnknownToolError,
+    text_of,
 )
 from agentrt.graph import Progress
 from agentrt.integrations.mqtt.broker import Broker, Outgoing, subscribe
@@ -514,6 +515,14 @@ class Worker:
         accepting = loop.call_later(_ACCEPT_AFTER_S, self._replies.tell, job)
         try:
             job.reply = await self._outcome(job)
+        except (asyncio.CancelledError, KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:
+            # Such as a class of the tool's own, or a `GeneratorExit`. If a future raises the
+            # latter, Python closes the coroutines that wait for the future, and their results are
+            # lost, so it cannot be handled in `_outcome`.
+            kind = type(error).__name__
+            job.reply = self._replies.failed(ToolFailedError(text_of(error), type=kind))
         finally:
             accepting.cancel()
             self._replies.questions.close(job)

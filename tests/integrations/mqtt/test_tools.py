@@ -101,6 +101,38 @@ async def test_a_tool_that_is_cancelled_by_its_own_code_fails(name: str, broker:
         assert raised.value.type == "CancelledError"
 
 
+class Own(BaseException):
+    """An error that `except Exception` does not catch."""
+
+
+@pytest.mark.parametrize("kind", [GeneratorExit, Own])
+@pytest.mark.parametrize("name", ["task", "future", "thread"])
+async def test_a_tool_that_raises_what_is_no_exception_fails(
+    name: str, kind: type[BaseException], broker: Broker
+) -> None:
+    def fail() -> None:
+        raise kind("enough")
+
+    @tool(name="task")
+    async def raises_in_a_task() -> None:
+        fail()
+
+    @tool
+    async def future() -> None:
+        await asyncio.to_thread(fail)
+
+    @tool
+    def thread() -> None:
+        fail()
+
+    worker = Worker(broker, [raises_in_a_task, future, thread])
+    async with calling(broker, resend_s=0.1) as caller, running(worker):
+        with pytest.raises(ToolFailedError, match=f"{kind.__name__}: enough") as raised:
+            async with asyncio.timeout(10):
+                await caller.call(name)
+        assert raised.value.type == kind.__name__
+
+
 async def test_a_worker_checks_arguments_too(broker: Broker) -> None:
     async with calling(broker) as caller, running(Worker(broker, [add])):
         with pytest.raises(ToolArgumentsError, match="a: Input should be a valid integer"):
