@@ -10,17 +10,20 @@ from dataclasses import dataclass
 from typing import Any
 
 from agentrt import tracking
-from agentrt.errors import AgentrtError, CallTimeoutError, InvariantError
+from agentrt.errors import AgentrtError, CallTimeoutError, InvariantError, ToolFailedError
 from agentrt.executors.base import Chunk
 from agentrt.executors.chat_api import Caller
 from agentrt.interrupts import Tool
 from agentrt.request import CallSpec
 from agentrt.runtime import Runtime
+from agentrt.runtime.run import Run
 from agentrt.runtime.services import ClientCall
-from agentrt.serving.error_responses import CalledOffError
+from agentrt.serving.error_responses import CalledOffError, SupersededError
 from agentrt.serving.programs.client_programs import RequestEntry
 from agentrt.tracking.scope import Scope
 
+ENDS = (CallTimeoutError, CalledOffError, SupersededError)
+"""The errors with which a request ends while its calls and tools run."""
 _LATER_S = 0.1
 _LOG = logging.getLogger(__name__)
 
@@ -38,7 +41,8 @@ class RequestCaller(Caller):
     def __init__(self, runtime: Runtime, entry: RequestEntry) -> None:
         self._entry = entry
         self._emitter = runtime.emitter(entry.program.run)
-        self._open: dict[ClientCall, AsyncGenerator[Chunk, None]] = {}
+        # The open calls with their chunks, and the calls of tools, which have none.
+        self._open: dict[ClientCall, AsyncGenerator[Chunk, None] | None] = {}
         self._over = asyncio.Event()
         self._off: AgentrtError | None = None
         self._called_off: set[ClientCall] = set()
@@ -69,18 +73,12 @@ class RequestCaller(Caller):
         Raises the error with which the request was cancelled, or `CalledOffError` if the program
         has ended.
         """
-        run = self._entry.program.run
-        if run.ended_at is not None:
-            raise CalledOffError(run.id)
-        if self._off is not None:
-            raise self._off
+        run = self._check_open()
         scope = scope or self._entry.scope()
 
         def ended() -> None:
             self._entry.ended(scope)
-            self._open.pop(call, None)
-            if not self._open:
-                self._over.set()
+            self._close(call)
 
         call = ClientCall(run.id, ended)
         made = self._emitter.make(spec, scope, (), stream=stream, client=call)
@@ -90,14 +88,48 @@ class RequestCaller(Caller):
     async def tool(self, tool: Tool, arguments: Mapping[str, Any]) -> Any:
         """Run a tool as a node of the program; later calls of the request depend on the node.
 
-        Raises the same errors as `Attempts.run`.
+        Raises the same errors as `Attempts.run`. If the request or its program ends while the tool
+        runs, the tool is cancelled, and this raises one of `ENDS`. An error of these classes that
+        the tool itself raises becomes a `ToolFailedError`.
         """
-        scope = self._entry.scope()
-        with tracking.within(scope):
-            try:
+        run, scope, task = self._check_open(), self._entry.scope(), asyncio.current_task()
+        assert task is not None
+        call, calls = ClientCall(run.id, task=task), self._emitter.services.client_calls
+        self._open[call] = None
+        calls.add(call)
+        try:
+            with tracking.within(scope):
                 return await self._emitter.tool(tool, (), arguments, ())
-            finally:
-                self._entry.ended(scope)
+        except asyncio.CancelledError as error:
+            if not task.cancelling():
+                text = f"tool {tool.name} was cancelled by its own code"
+                raise ToolFailedError(text, name=tool.name) from error
+            if (reason := self.failed(error)) is None:
+                raise
+            raise reason from error
+        except ENDS as error:
+            raise ToolFailedError(str(error), name=tool.name) from error
+        finally:
+            calls.discard(call)
+            self._entry.ended(scope)
+            self._close(call)
+
+    def _check_open(self) -> Run:
+        """Return the program's run. Raises the error with which the request was cancelled, or
+        `CalledOffError` if the program has ended.
+        """
+        run = self._entry.program.run
+        if run.ended_at is not None:
+            raise CalledOffError(run.id)
+        if self._off is not None:
+            raise self._off
+        return run
+
+    def _close(self, call: ClientCall) -> None:
+        """Remove a call that has ended."""
+        self._open.pop(call, None)
+        if not self._open:
+            self._over.set()
 
     def failed(self, error: BaseException) -> AgentrtError | None:
         """Return the error that the client gets for ``error``. Return None if the request was
@@ -137,7 +169,7 @@ class RequestCaller(Caller):
         self.call_off(CallTimeoutError(text))
 
     def call_off(self, error: AgentrtError) -> None:
-        """Cancel all calls of the request; readers of their chunks get ``error``.
+        """Cancel all calls and tools of the request; readers of the calls' chunks get ``error``.
 
         The method schedules itself again, because a call whose chunks are read only later cannot be
         cancelled yet.
@@ -164,7 +196,7 @@ class RequestCaller(Caller):
         for call, made in tuple(self._open.items()):
             if call.task is not None:
                 call.task.cancel()
-            else:
+            elif made is not None:
                 await made.aclose()
                 self._open.pop(call, None)
         while self._open:

@@ -21,6 +21,7 @@ from agentrt.batch.plain import as_json
 from agentrt.errors import ToolError
 from agentrt.executors.chat_api import FIELDS
 from agentrt.interrupts import Tool
+from agentrt.serving.frontend.callers import ENDS
 from agentrt.serving.frontend.messages import readable, sealed
 
 MOST_ROUNDS = 16
@@ -40,7 +41,9 @@ _PATIENCE_S = 10.0
 _LOG = logging.getLogger(__name__)
 
 RunTool = Callable[[Tool, Mapping[str, Any]], Awaitable[Any]]
-"""Runs a tool with its arguments, as a node of the request's program."""
+"""Runs a tool with its arguments, as a node of the request's program. Raises one of `ENDS` if the
+request or its program ends meanwhile.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +125,7 @@ class ToolLoop:
         the answer.
 
         No call runs if the answer was cut off at its token limit. Raises `CancelledError` if the
-        client disconnects.
+        client disconnects, and one of `ENDS` if the request or its program ends while a tool runs.
         """
         calls = [block for block in answer["content"] if self.is_served(block)]
         if not calls or answer.get("stop_reason") == "max_tokens":
@@ -147,6 +150,8 @@ class ToolLoop:
         self._uses[served.kind] = uses + 1
         try:
             value = await self.run(served.tool, call.get("input") or {})
+        except ENDS:  # the request has ended
+            raise
         except Exception as error:  # the model gets any error of a tool as its result
             return _failed(served.kind, call, "unavailable", str(error))
         return _block(served.kind, call, _shape(served.kind, call, value))

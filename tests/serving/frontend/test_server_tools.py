@@ -294,6 +294,51 @@ async def test_a_client_that_disconnects_ends_the_tool() -> None:
         assert search.cancelled == 2
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("end", ["deadline", "program"])
+async def test_a_tool_ends_with_its_request(end: str, stream: bool) -> None:
+    """The deadline passes, or the program is ended, while the tool runs."""
+    began = asyncio.Event()
+
+    async def hang(request: ToolRequest) -> Any:
+        began.set()
+        await asyncio.Event().wait()
+
+    search = Search(hang)
+    async with open_server(Model(QUERY)) as local:
+        use(local, search)
+        run = (await local.client.post("/v1/client-runs", json={})).json()["id"]
+        headers = {"x-agentrt-run": run}
+        if end == "deadline":
+            headers = {"x-agentrt-run": "own", "x-agentrt-deadline": "1"}
+        asked = body(tools=[SEARCH], stream=stream, max_tokens=200)
+        asking = asyncio.create_task(local.client.post(MESSAGES, json=asked, headers=headers))
+        await began.wait()
+        if end == "program":
+            await local.client.delete(f"/v1/client-runs/{run}")
+        answer = await asking
+        words = "passed its deadline" if end == "deadline" else "was ended"
+        assert words in answer.text
+        if stream:
+            assert answer.text.rstrip().rpartition("\n\n")[2].startswith("event: error")
+        else:
+            assert answer.status_code == (408 if end == "deadline" else 409)
+        assert search.cancelled == 1
+        await local.until(lambda: not local.server.tenants.calls("default"))
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_tool_that_is_cancelled_by_its_own_code_fails(stream: bool) -> None:
+    async def cancels(request: ToolRequest) -> Any:
+        raise asyncio.CancelledError
+
+    async with open_server(Model(*ONCE)) as local:
+        use(local, Search(cancels))
+        answer = await ask(local, stream=stream)
+        assert "cancelled by its own code" in str(answer["content"][1])
+        assert answer["content"][-1]["text"] == SAID
+
+
 async def test_models_say_which_tools_run_here() -> None:
     async with open_server() as local:
         use(local, Search(lambda request: "nothing"))
