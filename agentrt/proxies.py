@@ -180,6 +180,11 @@ def _checked(name: str, proxy: str) -> str:
     if (fault := url_fault(proxy)) is not None:
         raise ConfigError(f"{name}={_shown(name)}: {fault}; {advice}")
     parts = urlsplit(proxy)
+    if "@" in f"{parts.path}{parts.query}{parts.fragment}":
+        raise ConfigError(
+            f"{name}={_shown(name)}: it has an @ after a /, ? or #; write these characters of its "
+            f"user or its password as %XX, such as %2F for /; {advice}"
+        )
     has_host = bool(parts.hostname) and parts.port != 0
     if parts.scheme.lower() not in _SCHEMES or not has_host:
         known = ", ".join(f"{scheme}://" for scheme in _SCHEMES)

@@ -134,6 +134,15 @@ def test_the_password_of_a_proxy_or_a_server_is_not_shown(
     assert "secret" not in str(raised.value)
 
 
+def test_a_password_of_a_proxy_that_looks_like_a_port_is_not_taken_for_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("HTTP_PROXY", "http://user:12/secret@10.0.0.1:3128")
+    with pytest.raises(ConfigError, match=r"HTTP_PROXY='http://…@10.0.0.1:3128': .*%2F") as raised:
+        client_options(FAR)
+    assert "secret" not in str(raised.value)
+
+
 def test_socks_needs_a_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("agentrt.proxies.find_spec", lambda name: None)
     monkeypatch.setenv("ALL_PROXY", "socks5://user:secret@10.0.0.1:1080")

@@ -112,6 +112,13 @@ def _parts(url: str) -> SplitResult:
         raise ConfigError(f"{shown!r} is not a broker's address; write {_FORM}")
     if parts.query or parts.fragment:
         raise ConfigError(f"{shown!r} has text after the prefix; write {_FORM}")
+    # The part before the slash is read as host and port, but may be a user and half a password.
+    has_port = ":" in parts.netloc.rpartition("]")[2]
+    if has_port and "@" not in parts.netloc and "@" in parts.path:
+        raise ConfigError(
+            f"{shown!r} is not a broker's address: it has an @ after a /; write / as %2F in a user "
+            f"or a password, and @ as %40 in a prefix: {_FORM}"
+        )
     return parts
 
 

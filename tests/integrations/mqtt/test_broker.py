@@ -17,6 +17,8 @@ def test_a_url_says_it_all() -> None:
     assert (broker.password, broker.prefix.text) == ("s@crit", "plants/one")
     assert read_broker("mqtts://example.org").port == 8883
     assert read_broker("mqtt://example.org") == Broker("example.org")
+    for prefix in ("mqtt://[::1]/a@b", "mqtt://me:12@[::1]/a@b", "mqtt://[::1]:12/a%40b"):
+        assert read_broker(prefix).prefix.text == "a@b"
 
 
 def test_a_password_comes_from_the_environment_and_is_never_printed() -> None:
@@ -34,6 +36,9 @@ def test_a_password_comes_from_the_environment_and_is_never_printed() -> None:
         ("mqtt://", "is not a broker's address"),
         ("mqtt://u:secret@example.org:port", "its port is not a number"),
         ("mqtt://u:secret/x@example.org", "such as %2F for /"),
+        ("mqtt://u:12/secret@example.org", "write / as %2F"),
+        ("mqtt://u:/secret@example.org/prefix", "write / as %2F"),
+        ("mqtt://[::1]:12/a@b", "@ as %40 in a prefix"),
         ("mqtt://u:1#secret@example.org", "has text after the prefix"),
         ("mqtt://u:[secret]@example.org", "must be written as %XX"),
         ("mqtt://u:secret\u2100@example.org", "must be written as %XX"),
