@@ -147,6 +147,40 @@ async def test_a_message_is_not_sent_to_a_conversation_that_was_opened_after_it(
         await expect(articles).to_have_text(["first", said("first")])
 
 
+@pytest.mark.parametrize("writes", [False, True])
+async def test_a_message_whose_run_does_not_start_is_kept_in_another_conversation(
+    it: Serving, browser: Browser, writes: bool
+) -> None:
+    """The server refuses the run after its conversation was left. If the person has written
+    something else meanwhile, the page says what the message was.
+    """
+    gate = f"refused {writes}"
+
+    async def refuse(route: Any) -> None:
+        await GATES.passing(gate)
+        await route.fulfill(status=429, headers={"Retry-After": "2"}, json={"detail": "too many"})
+
+    async with shown(browser, it.url, expected="429") as page:
+        articles = page.locator("article .text")
+        await say(page, "first")
+        await expect(articles.last).to_have_text(said("first"))
+        await expect(page.get_by_role("button", name="Send", exact=True)).to_be_visible()
+        await page.route("**/runs/stream", refuse)
+        async with page.expect_request("**/runs/stream"):
+            await say(page, "second")
+        await page.get_by_role("button", name="New conversation").click()
+        await expect(articles).to_have_count(0)
+        if writes:
+            await page.get_by_label("Message").fill("else")
+        GATES.open(gate)
+        fault = page.locator("#fault")
+        await expect(fault).to_contain_text("was not sent. The server is busy: too many")
+        kept = "It was: second" if writes else "It is in the field for messages again."
+        await expect(fault).to_contain_text(kept)
+        await expect(page.get_by_label("Message")).to_have_value("else" if writes else "second")
+        await expect(articles).to_have_count(0)
+
+
 async def _thread(page: Page) -> str:
     """The id of the open conversation's thread."""
     current = page.locator("#threads li:has([aria-current=true])")

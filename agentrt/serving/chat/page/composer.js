@@ -41,12 +41,17 @@ export class Composer {
     }
   }
 
-  // Empties the fields. Returns a function that restores the values of the fields that are still empty.
+  // Empties the fields. Returns a function that restores the values of the fields that are still empty,
+  // and returns whether all values are shown again: the person may have written something else or
+  // selected another graph meanwhile.
   clear() {
     const fields = [...byId("entry").querySelectorAll("textarea, input, select")];
     const values = fields.map(({ value }) => value);
     for (const entry of fields) entry.value = "";
-    return () => fields.forEach((entry, index) => (entry.value ||= values[index]));
+    return () => {
+      fields.forEach((entry, index) => (entry.value ||= values[index]));
+      return fields.every((entry, index) => entry.isConnected && entry.value === values[index]);
+    };
   }
 
   put(text) {

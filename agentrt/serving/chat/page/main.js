@@ -251,9 +251,9 @@ async function send() {
   const undo = conversation.undo();
   if (now.isChat) conversation.say(message);
   else showInput(input ?? null);
-  run({ input: now.isChat ? { messages: [message] } : (input ?? null) }, () => {
-    undo();
-    refill();
+  run({ input: now.isChat ? { messages: [message] } : (input ?? null) }, undo, () => {
+    if (refill() || input === undefined) return "It is in the field for messages again.";
+    return `It was: ${typeof input === "string" ? input : JSON.stringify(input)}`;
   });
 }
 
@@ -273,21 +273,31 @@ async function isAsked() {
   return true;
 }
 
-// If the input does not reach the server, `undo()` removes it from the page again.
-async function run(body, undo = () => {}) {
+// If the input does not reach the server, `undo()` removes it from the conversation again, and
+// `save()` keeps what the person has written and says where, also if the conversation was left meanwhile.
+async function run(body, undo = () => {}, save = () => null) {
   const isHere = presence();
   const { graph, from } = now;
   let { thread } = now;
+  let isStarted = false;
   Object.assign(now, { running: true, run: null, from: null, drops: false });
   fault(null);
   try {
     thread ??= await newThread(titleOf(body.input), isHere);
     const options = { assistant_id: graph.assistant_id, ...body, ...(from ? { checkpoint: from.checkpoint } : {}) };
-    await follow(thread, isHere, (tell, isWanted) => start(thread, options, tell, isWanted));
+    await follow(thread, isHere, (tell, isWanted) => start(thread, options, (...event) => {
+      isStarted = true;
+      tell(...event);
+    }, isWanted));
   } catch (error) {
-    if (!isHere()) return;
+    if (!isHere()) {
+      const saved = isStarted ? null : save();
+      if (saved) fault(new Error(`What you wrote for another conversation was not sent. ${error.message} ${saved}`));
+      return;
+    }
     if (now.run === null) {
       undo();
+      save();
       now.from = from;
     }
     Object.assign(now, { running: false, waits: false });
