@@ -95,6 +95,7 @@ class Assistants(Routes):
         content["config"], content["context"] = in_both(body.config.fields_set(), body.context)
         try:
             async with self._changing() as connection:
+                await self._quotas.adding(connection, assistants, caller.tenant)
                 await add_assistant(connection, caller.tenant, str(key), content)
                 await self._quotas.added(connection, assistants, caller.tenant)
         except IntegrityError:

@@ -297,6 +297,7 @@ class Crons(Routes):
             **self._settings(thread, body, metadata, now),
         }
         async with self._database.writing() as connection:
+            await self._state.quotas.adding(connection, crons, caller.tenant)
             await connection.execute(sa.insert(crons).values(row))
             await self._state.quotas.added(connection, crons, caller.tenant)
         return await self.get(caller.tenant, key)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from zlib import crc32
 
 import sqlalchemy as sa
 from fastapi import HTTPException
@@ -42,8 +43,21 @@ class Quotas:
         """The default lifetime of threads; None means no limit."""
         return self._server.lifetimes.threads
 
+    async def adding(self, connection: AsyncConnection, table: sa.Table, tenant: str) -> None:
+        """Let no other transaction add rows of a tenant to ``table`` until this one ends, so that
+        `added` counts all rows. Call this before the transaction adds a row.
+
+        SQLite has one writer at a time. On PostgreSQL, a transaction does not see the rows that
+        others have not committed. A transaction that also locks rows must lock them before this.
+        """
+        limit = _LIMITS[table.name]
+        if connection.dialect.name == "postgresql" and self._most(tenant, limit) is not None:
+            key = [_lock_number(text) for text in (table.name, tenant)]
+            await connection.execute(sa.select(sa.func.pg_advisory_xact_lock(*key)))
+
     async def added(self, connection: AsyncConnection, table: sa.Table, tenant: str) -> None:
-        """Check a tenant's number of rows after this transaction has added a row to ``table``.
+        """Check a tenant's number of rows after this transaction has added a row to ``table``, and
+        has called `adding` before.
 
         Raises 507 if the tenant has too many rows; the caller must then roll the transaction back.
         """
@@ -82,6 +96,13 @@ class Quotas:
             return None
         most: int | None = getattr(self._server.tenants.limits(tenant), limit)
         return most
+
+
+def _lock_number(text: str) -> int:
+    """Return the signed number of 32 bits for which PostgreSQL holds an advisory lock. If two
+    tenants have the same number, they only wait for each other.
+    """
+    return int.from_bytes(crc32(text.encode()).to_bytes(4, "big"), "big", signed=True)
 
 
 def within(prefix: sa.Column[str], root: str) -> sa.ColumnElement[bool]:

@@ -195,7 +195,9 @@ class Runs:
         """Insert several runs as `enter` does, but all of them or none."""
         existing = {(str(new.thread), new.columns["tenant"]) for new, _ in entries if new.thread}
         async with self._database.writing(rows=len(entries) == 1) as connection:
-            if len(existing) > 1:  # locked in one order, because two batches may differ in theirs
+            # Locked in one order, because two batches may differ in theirs, and before `new_thread`
+            # lets no other transaction add threads.
+            if len(entries) > 1:
                 for key, tenant in sorted(existing):
                     await connection.execute(_LOCK, {_KEY: key, "tenant": tenant})
             entered = [await self._enter(connection, new, only) for new, only in entries]

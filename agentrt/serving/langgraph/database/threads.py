@@ -203,6 +203,7 @@ async def new_thread(
     Raises `IntegrityError` if the id is taken, and 507 if the tenant has reached its limit of
     threads.
     """
+    await quotas.adding(connection, threads, tenant)
     row = await add_thread(connection, tenant, key, metadata, temporary=temporary)
     if not temporary:
         await set_lifetime(connection, str(key), ttl or quotas.lifetime)

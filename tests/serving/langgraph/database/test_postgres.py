@@ -28,12 +28,14 @@ from agentrt.serving.langgraph.database.threads import sweep
 from agentrt.serving.langgraph.outages import READER
 from agentrt.serving.lifetimes import ThreadTtl
 from agentrt.serving.server import Server
+from agentrt.serving.tenants import Limits, Tenants
 from tests.doubles.scripted import ScriptedExecutor
 from tests.serving.langgraph.graphs import GATES, TURN_S, all_graphs
 from tests.serving.langgraph.postgres import new_database
 from tests.serving.langgraph.runs.test_runs import DONE, IN, a_thread
 from tests.serving.langgraph.runs.test_sweep import a_run, end
 from tests.serving.langgraph.serve import Serving, serving
+from tests.serving.tenants.plain_keys import PlainKeys
 
 
 @pytest.fixture(scope="module")
@@ -100,6 +102,45 @@ async def test_a_thread_is_busy_if_a_run_enters_as_another_ends(url: str) -> Non
             GATES.open(second)
             await client.runs.join(thread, run["run_id"])
             assert (await client.threads.get(thread))["status"] == "idle"
+
+
+_INSERTS_TOGETHER = """
+CREATE FUNCTION hold() RETURNS trigger LANGUAGE plpgsql AS
+$$ BEGIN PERFORM pg_advisory_xact_lock_shared(42); RETURN NEW; END $$;
+CREATE TRIGGER hold AFTER INSERT ON agentrt_{table} FOR EACH ROW EXECUTE FUNCTION hold();
+"""
+
+
+@pytest.mark.parametrize(
+    ("table", "path", "body"),
+    [
+        ("threads", "/threads", {}),
+        ("threads", "/runs/batch", [{"assistant_id": "steps", "input": {"steps": []}}]),
+        ("assistants", "/assistants", {"graph_id": "steps"}),
+        ("crons", "/runs/crons", {"assistant_id": "steps", "schedule": "@yearly"}),
+    ],
+    ids=["thread", "batch", "assistant", "cron"],
+)
+async def test_rows_that_are_added_at_once_all_count_towards_the_limit(
+    url: str, table: str, path: str, body: Any
+) -> None:
+    """Four transactions have added a row, or wait to, before any of them counts."""
+    database = new_database(url)
+    own = await psycopg.AsyncConnection.connect(database, autocommit=True)
+    with serving(all_graphs(), database, keys=PlainKeys()) as it:
+        assert it.server is not None
+        key = {"authorization": "Bearer small"}
+        async with own, httpx.AsyncClient(base_url=it.url, headers=key, timeout=60) as http:
+            listed = await http.post("/assistants/search", json={"limit": 1000})
+            limits = Limits(threads=1, assistants=len(listed.json()) + 1, crons=1)
+            it.server.tenants = Tenants(lambda: 0.0, limits_of=lambda: {"small": limits})
+            await own.execute(_INSERTS_TOGETHER.replace("{table}", table))
+            await own.execute("SELECT pg_advisory_lock(42)")
+            adding = [asyncio.create_task(http.post(path, json=body)) for _ in range(4)]
+            await _waiting(own, 4)
+            await own.execute("SELECT pg_advisory_unlock(42)")
+            statuses = sorted([(await task).status_code for task in adding])
+            assert statuses == [200, 507, 507, 507]
 
 
 async def _waiting(connection: psycopg.AsyncConnection[Any], transactions: int) -> None:
