@@ -181,6 +181,30 @@ async def test_a_message_whose_run_does_not_start_is_kept_in_another_conversatio
         await expect(articles).to_have_count(0)
 
 
+async def test_an_answer_whose_run_does_not_start_is_shown_in_another_conversation(
+    it: Serving, browser: Browser
+) -> None:
+    async def refuse(route: Any) -> None:
+        await GATES.passing("refused answer")
+        await route.fulfill(status=429, headers={"Retry-After": "2"}, json={"detail": "too many"})
+
+    async with shown(browser, it.url, expected="429") as page:
+        await choose(page, "approval")
+        await give(page, "tea")
+        await expect(page.get_by_label("Your answer")).to_be_focused()
+        asked = await _thread(page)
+        await page.route("**/runs/stream", refuse)
+        await page.keyboard.type("gladly")
+        async with page.expect_request("**/runs/stream"):
+            await page.keyboard.press("Enter")
+        await page.get_by_role("button", name="New conversation").click()
+        await expect(page.locator("article")).to_have_count(0)
+        GATES.open("refused answer")
+        await expect(page.locator("#fault")).to_contain_text("It was: gladly")
+        await _row(page, asked).click()
+        await expect(page.locator(".ask p")).to_have_text("approve tea?")
+
+
 async def _thread(page: Page) -> str:
     """The id of the open conversation's thread."""
     current = page.locator("#threads li:has([aria-current=true])")

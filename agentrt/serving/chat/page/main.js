@@ -22,7 +22,7 @@ const messages = new Messages((id) => edit(id).catch(fault));
 const asks = new Asks((id, answer) => {
   const undo = conversation.undo();
   conversation.answered(id, answer);
-  run({ command: { resume: { [id]: answer } } }, undo);
+  run({ command: { resume: { [id]: answer } } }, undo, () => itWas(answer));
 });
 const checkpoints = new Checkpoints(look);
 const composer = new Composer(() => send().catch(fault));
@@ -253,9 +253,11 @@ async function send() {
   else showInput(input ?? null);
   run({ input: now.isChat ? { messages: [message] } : (input ?? null) }, undo, () => {
     if (refill() || input === undefined) return "It is in the field for messages again.";
-    return `It was: ${typeof input === "string" ? input : JSON.stringify(input)}`;
+    return itWas(input);
   });
 }
+
+const itWas = (value) => `It was: ${typeof value === "string" ? value : JSON.stringify(value)}`;
 
 function showInput(input) {
   const { values, past } = conversation;
