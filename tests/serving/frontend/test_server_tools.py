@@ -17,7 +17,7 @@ from agentrt.request import Call, ToolSpec
 from agentrt.serving.frontend.conversations import MESSAGES
 from tests.clients.server import shape_of
 from tests.serving.frontend.test_anthropic_blocks import HI, LEFT_OUT, WEATHER, body, prompt_of
-from tests.serving.local import Held, LocalServer, called, open_server
+from tests.serving.local import WAIT_S, Held, LocalServer, called, open_server
 
 pytestmark = pytest.mark.engine
 
@@ -316,7 +316,7 @@ async def test_a_tool_ends_with_its_request(end: str, stream: bool) -> None:
         await began.wait()
         if end == "program":
             await local.client.delete(f"/v1/client-runs/{run}")
-        answer = await asking
+        answer = await asyncio.wait_for(asking, WAIT_S)
         words = "passed its deadline" if end == "deadline" else "was ended"
         assert words in answer.text
         if stream:
