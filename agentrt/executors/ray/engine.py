@@ -95,6 +95,7 @@ class RayEngine(Executor):
         actor = self._actor = self._cluster.place(EngineActor, self.options)
         progress(_STARTS if had_room else _waits_for(room))
         ready = asyncio.ensure_future(self._ask("__ray_ready__"))
+        ready.add_done_callback(_seen)
         try:
             async with asyncio.timeout(_PLACE_S):
                 await self._until_placed(actor, ready, progress, had_room=had_room)
