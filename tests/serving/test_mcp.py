@@ -25,7 +25,7 @@ from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from mcp.types import CallToolResult, ElicitRequestFormParams, ElicitResult, TextContent
 from typing_extensions import TypedDict
 
-from agentrt import Context, Runtime, program
+from agentrt import Context, Progress, Runtime, ToolContext, program, tool
 from agentrt.runtime.run import RunState
 from agentrt.serving import mcp as served_mcp
 from agentrt.serving.listen import Listener
@@ -247,6 +247,34 @@ async def test_a_waiting_call_reports_progress(mode: str) -> None:
         assert numbers == sorted(set(numbers))
         # The first messages may come before the program has begun its node.
         assert {message for _, message in told} <= {words, "running"}
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_a_call_reports_progress_beside_events_that_come_all_the_time(mode: str) -> None:
+    """A tool that itself reports progress again and again ends no node."""
+    enough = asyncio.Event()
+
+    @tool
+    async def busy(context: ToolContext) -> None:
+        while not enough.is_set():
+            context.progress(Progress(1))
+            await asyncio.sleep(0)
+
+    @program
+    async def waits(ctx: Context) -> None:
+        await ctx.tool(busy)
+
+    told = []
+
+    async def progressed(progress: float, total: float | None, message: str | None) -> None:
+        told.append(message)
+        if len(told) == 3:
+            enough.set()
+
+    served = {"waits": ServedProgram(waits, "test")}
+    async with serving(served=served, keep_alive_s=0.2) as local, local.client(mode) as client:
+        await client.call_tool("waits", {}, progress_callback=progressed)
+    assert told[-1] == "busy: done"
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -70,8 +70,9 @@ class ToolRun:
 
     ``events`` are the run's events, and the run's questions as they open and close. ``nodes`` are
     the nodes that run or wait now, and ``ended`` counts the nodes that have ended. ``beats`` counts
-    the progress reports since the last node ended. ``asking`` are the tasks that ask the client, by
-    question id. ``is_declined`` says that the client declined a question, which ends the run.
+    the progress reports since the last node ended, and ``due`` is the time of the next of these
+    reports on the event loop's clock (None: never). ``asking`` are the tasks that ask the client,
+    by question id. ``is_declined`` says that the client declined a question, which ends the run.
     """
 
     served_run: ServedRun
@@ -79,6 +80,7 @@ class ToolRun:
     nodes: dict[int, Node] = field(default_factory=dict)
     ended: int = 0
     beats: int = 0
+    due: float | None = None
     asking: dict[str, asyncio.Task[None]] = field(default_factory=dict)
     expiry: asyncio.TimerHandle | None = None
     is_declined: bool = False
@@ -167,6 +169,7 @@ class Calls:
         """
         asks = _can_be_asked(request.session.client_capabilities)
         progress = request.session.report_progress
+        self._set_due(call)
         while not isinstance(event := await self._next(request, call), RunEnded):
             if isinstance(event, NodeStarted | NodeChanged):
                 call.nodes[event.node.id] = event.node
@@ -175,6 +178,7 @@ class Calls:
                 call.ended += 1
                 call.beats = 0
                 await progress(call.ended, None, _about(event.node))
+                self._set_due(call)
             elif isinstance(event, QuestionView) and asks:
                 if event.id not in call.served_run.open:
                     self._ask_no_more(call, event)
@@ -185,13 +189,14 @@ class Calls:
         return _result(call.served_run)
 
     async def _next(self, request: McpRequest, call: ToolRun) -> Event | QuestionView:
-        """Return the next event. Report progress regularly until there is an event.
+        """Return the next event. Report progress whenever a report is due before the event.
 
         Clients give up a call that reports nothing for a while.
         """
         while True:
             try:
-                async with asyncio.timeout(self._server.keep_alive_s or None):
+                # Events that the client does not see, such as a tool's progress, delay no report.
+                async with asyncio.timeout_at(call.due):
                     return await call.events.get()
             except TimeoutError:
                 call.beats += 1
@@ -199,6 +204,12 @@ class Calls:
                 done = call.ended + call.beats / (call.beats + 1)
                 about = _about(next(reversed(call.nodes.values()))) if call.nodes else "running"
                 await request.session.report_progress(done, None, about)
+                self._set_due(call)
+
+    def _set_due(self, call: ToolRun) -> None:
+        """Let the next progress report be due after the server's keep-alive time."""
+        pause_s = self._server.keep_alive_s
+        call.due = asyncio.get_running_loop().time() + pause_s if pause_s else None
 
     async def _left(self, call: ToolRun, *, goes_on: bool) -> None:
         """End a request. Cancel the run, unless another request will continue the run."""
