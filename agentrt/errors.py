@@ -88,11 +88,11 @@ def url_fault(url: str) -> str | None:
     because the errors of libraries quote parts of an invalid URL that may belong to a password.
     """
     try:
-        urlsplit(url).port  # noqa: B018 - raises for a port that is not a number
+        urlsplit(url).port  # noqa: B018 - raises for an invalid port
     except ValueError:
         return (
-            "its port is not a number, or a character of its user, its password or its host must "
-            "be written as %XX, such as %2F for /"
+            "its port is not a number from 0 to 65535, or a character of its user, its password or "
+            "its host must be written as %XX, such as %2F for /"
         )
     return None
 
