@@ -114,7 +114,8 @@ def _check_authority(url: str) -> None:
     if not is_valid or re.search(r"[@\s]|%(?![0-9a-fA-F]{2})", user):
         raise ConfigError(
             f"invalid --database {shown_url(url)!r}: its port is not a number, or a character of "
-            f"its user or its password must be written as %XX, such as %2F for /; {_FORMS}"
+            "its user, its password or its host must be written as %XX, such as %2F for /; "
+            f"{_FORMS}"
         )
 
 

@@ -63,6 +63,11 @@ def test_a_password_that_postgresql_would_not_read_is_refused_and_not_shown(pass
         Address.parse(f"mysql://u:{password}@h/d")
 
 
+def test_a_blank_in_the_host_of_a_database_is_named() -> None:
+    with pytest.raises(ConfigError, match="a character of its user, its password or its host"):
+        Address.parse("postgresql://u@my host/d")
+
+
 @pytest.mark.parametrize(
     "place", ["u:a%2Fb?c#d@h:5432/d", "[::1]:5432/d", "h:1,i:2/d?user=a@b", "/d"]
 )
