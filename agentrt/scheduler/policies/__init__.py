@@ -88,8 +88,8 @@ def check_settings(config: SchedulerConfig, names: Iterable[str]) -> None:
             policies = BUILT_IN.values()
             others = ", ".join(policy.name for policy in policies if name in policy.settings)
             raise ConfigError(
-                f"{option} has no effect here, with --policy {config.policy}; "
-                f"add --policy with a policy that uses it, such as {others}, or leave {option} out"
+                f"{option} has no effect with --policy {config.policy}; set --policy to a policy "
+                f"that uses it, such as {others}, or leave {option} out"
             )
 
 
