@@ -137,8 +137,8 @@ def _new_batch(services: BatchServices, tenant: str, body: BatchRequest) -> Stor
         output_lifetime_s = read_lifetime(lifetime.anchor, lifetime.seconds, "output_expires_after")
     limit = services.server.tenants.limits(tenant).batches
     if sum(record.is_live for record in services.records.of(tenant)) >= limit:
-        text = f"tenant {tenant!r} has {limit} batches that have not ended, as many as its limit"
-        text += " batches allows; wait until a batch has ended, or cancel a batch"
+        text = f"tenant {tenant!r} has {limit} batches that have not ended, the most that it may"
+        text += " have (its limit 'batches'); wait until a batch has ended, or cancel a batch"
         raise ApiError(429, text, code="batch_limit_exceeded")
     now = services.clock.now()
     return StoredBatch(
