@@ -161,7 +161,7 @@ class PostgresStorage:
             self.close()
             raise ConfigError(
                 f"--database {address}: this database cannot store files and batches: "
-                f"{error.strerror}"
+                f"{error.strerror}; correct this, or name another database"
             ) from error
 
     def execute(self, statement: str, *values: Any) -> list[tuple[Any, ...]]:
