@@ -27,7 +27,9 @@ RESERVE_BYTES = 64 * 2**20
 RESERVE_SHARE = 0.02
 """The share of a small disk that stays free, in place of `RESERVE_BYTES`."""
 _AWAY_STATUS, _FULL_STATUS = 503, 507
-_FULL = ("disk is full", "No space left", "disk I/O error")
+_FULL = ("disk is full", "No space left")
+_IO_ERROR = "disk I/O error"
+"""The words of SQLite's error for a disk that is broken, or full while SQLite cannot tell so."""
 _READ_ONLY = "25006"
 """PostgreSQL's error code for a write to a standby, or to a database that is set to read-only."""
 
@@ -54,6 +56,12 @@ def refusal(error: Exception) -> HTTPException | None:
     if any(words in str(error) for words in _FULL):
         return HTTPException(
             _FULL_STATUS, "the database's disk is full; free some space, and try again"
+        )
+    if _IO_ERROR in str(error):
+        return HTTPException(
+            _FULL_STATUS,
+            f"the database's disk is full or has failed ({_IO_ERROR}); free some space or repair "
+            "the disk, and try again",
         )
     return _busy(f"the database cannot be used now: {first_line(error)}")
 
@@ -156,9 +164,10 @@ async def limited() -> AsyncIterator[None]:
     except OperationalError as error:
         if not _is_late(error):
             raise
-        raise _busy(
-            f"the database needs more than {READ_S:g} s for this request; request less, or filter "
-            "by another field"
+        raise later(
+            _AWAY_STATUS,
+            f"the database needs more than {READ_S:g} s for this request; request less, filter by "
+            "another field, or try again later",
         ) from error
 
 

@@ -32,12 +32,14 @@ from tests.serving.langgraph.runs.test_runs import DONE, IN, a_thread, at_a_gate
 from tests.serving.langgraph.serve import Serving, serving
 
 FULL = sqlite3.OperationalError("database or disk is full")
+BROKEN = sqlite3.OperationalError("disk I/O error")
 
 
 class Disk:
-    """Our tables' disk: while it is ``full``, or ``read_only``, nothing can be written."""
+    """Our tables' disk: while it is ``full``, ``broken`` or ``read_only``, nothing is written."""
 
     full = False
+    broken = False
     read_only = False
 
 
@@ -49,6 +51,8 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Disk]]:
     async def writing(self: Database, **options: Any) -> AsyncIterator[Any]:
         if Disk.full:
             raise sa.exc.OperationalError("UPDATE", {}, FULL)
+        if Disk.broken:
+            raise sa.exc.OperationalError("UPDATE", {}, BROKEN)
         async with whole(self, **options) as connection:
             if Disk.read_only:  # SQLite's own refusal: root may write to any file
                 await connection.execute(sa.text("PRAGMA query_only=1"))
@@ -60,7 +64,7 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Disk]]:
     monkeypatch.setattr(Database, "writing", writing)
     monkeypatch.setattr(execution, "FIRST_BACKOFF_S", 0.01)
     yield Disk
-    Disk.full = Disk.read_only = False
+    Disk.full = Disk.broken = Disk.read_only = False
 
 
 async def holds(condition: Any) -> None:
@@ -83,6 +87,7 @@ async def status_of(client: LangGraphClient, thread: str, run: str) -> tuple[str
     ("fault", "status", "words", "cancelled"),
     [
         ("full", 507, "disk is full; free some space", False),
+        ("broken", 507, "disk is full or has failed (disk I/O error); free some space", False),
         ("read_only", 503, "cannot be used now: attempt to write a readonly database", True),
     ],
 )
