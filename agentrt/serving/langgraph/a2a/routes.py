@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from fastapi import Request, Response
+from fastapi import HTTPException, Request, Response
 from fastapi.responses import StreamingResponse
 
 from agentrt import __version__
@@ -87,10 +87,16 @@ class AgentRoutes(Routes):
         from a2a.server.request_handlers.response_helpers import agent_card_to_dict
 
         served = self._state.server.served
+        if assistant_id is None and not served:
+            raise HTTPException(
+                404,
+                "this server serves no graphs and no programs, so it has no agent card; start it "
+                "with a file that has one: agentrt serve FILE",
+            )
         if assistant_id is None and len(served) != 1:
             raise invalid(
                 f"the server has {len(served)} graphs and programs, so the path must name one of "
-                f"them, as in /a2a/NAME{_CARD}; the names are {', '.join(served) or 'none'}"
+                f"them, as in /a2a/NAME{_CARD}; the names are {', '.join(served)}"
             )
         name = assistant_id or next(iter(served))
         assistant = await self._state.assistants.runnable(caller, name)

@@ -120,6 +120,14 @@ async def test_a_card_says_what_an_agent_can_do(it: Serving, http: httpx.AsyncCl
     assert (await http.get("/a2a/poem")).json()["description"] == "A native program."
 
 
+async def test_a_server_without_agents_has_no_card(tmp_path: Path) -> None:
+    with serving({}, tmp_path / "empty.db") as it:
+        async with httpx.AsyncClient(base_url=it.url) as http:
+            answer = await http.get("/.well-known/agent-card.json")
+    assert answer.status_code == 404
+    assert "serves no graphs and no programs" in answer.json()["detail"]
+
+
 @pytest.mark.parametrize("version", ["1.0", "0.3"])
 async def test_a_message_is_a_run_and_its_task_stays(
     it: Serving, client: LangGraphClient, version: str
