@@ -116,7 +116,10 @@ class KeyRing:
             _check_name(name, str(self._path))
         self.limits = {
             name: read_limits(
-                tenant.model_extra or {}, self._base, f"{self._path}: tenant {name!r}"
+                tenant.model_extra or {},
+                self._base,
+                f"{self._path}: tenant {name!r}",
+                _TenantEntry.model_fields,
             )
             for name, tenant in tenants.items()
         }

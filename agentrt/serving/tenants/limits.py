@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Annotated, Any
 
@@ -69,14 +69,18 @@ _RATES = ("requests_per_minute", "tokens_per_minute", "http_requests_per_minute"
 _LIMITS = TypeAdapter(Limits)
 
 
-def read_limits(values: Mapping[str, Any], base: Limits, where: str) -> Limits:
+def read_limits(
+    values: Mapping[str, Any], base: Limits, where: str, others: Iterable[str] = ()
+) -> Limits:
     """Return ``base`` with the limits in ``values`` replaced.
 
-    Raises `ConfigError` for an unknown limit or an invalid value. The message begins with
-    ``where``, the place that the values come from.
+    Raises `ConfigError` for an unknown field or an invalid value. The message begins with
+    ``where``, the place that the values come from. For an unknown field, the message lists the
+    limits, and ``others``: the fields of that place that are not limits.
     """
     if unknown := [name for name in values if name not in NAMES]:
-        raise ConfigError(f"{where}: unknown limit {unknown[0]!r}; available: {', '.join(NAMES)}")
+        known = ", ".join((*others, *NAMES))
+        raise ConfigError(f"{where}: unknown field {unknown[0]!r}; available: {known}")
     try:
         return _LIMITS.validate_python({**asdict(base), **values})
     except ValidationError as error:

@@ -78,7 +78,10 @@ def test_the_file_is_read_again(path: Path) -> None:
         ('{"tenants": {"a": {"weight": 0}}}', "weight: Input should be greater than 0"),
         ('{"tenants": {"a": {"calls": null}}}', "calls: Input should be a valid integer"),
         ('{"tenants": {"a": {"calls": 1.5}}}', "calls: Input should be a valid integer"),
-        ('{"tenants": {"a": {"speed": 1}}}', "unknown limit 'speed'"),
+        (
+            '{"tenants": {"a": {"operater": true}}}',
+            "unknown field 'operater'; .*, operator, weight",
+        ),
         ('{"tenants": {"a": {"keys": [{"id": "1"}]}}}', r"keys\.0\.salt: Field required"),
         (
             '{"tenants": {"a": {"keys": [{"id": "1", "salt": "x", "sha256": "y"}]}}}',
