@@ -141,8 +141,9 @@ def _check(store: Store, tenant: str | None, program: str) -> None:
     if not rows or tenant not in (None, rows[0][0]):
         raise HTTPException(
             404,
-            f"the journal has no run {program[:80]!r}: it records @program functions that are "
-            "served or run, but neither graphs nor client programs",
+            f"the journal has no run {program[:80]!r}: it records only @program functions that are "
+            "served or run, not graphs, client programs or submitted programs, and keeps only the "
+            "latest ended runs (--journal-keep)",
         )
     query = "SELECT COUNT(*), SUM(LENGTH(asked)) FROM agentrt_starts WHERE program = ?"
     nodes, characters = store.query(query, (program,))[0]
