@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, get_origin
 
 from agentrt.contexts.automaton import Automaton, is_automaton
 from agentrt.errors import ConfigError
@@ -12,12 +12,13 @@ from agentrt.request.sampling import Constraint
 
 
 def json_schema(schema: Mapping[str, Any] | type) -> Constraint:
-    """Return a constraint for JSON that obeys a schema, or a type such as a pydantic model.
+    """Return a constraint for JSON that obeys a schema, or a type such as a pydantic model or
+    ``list[int]``.
 
     Raises `ConfigError` for a value that is neither a mapping nor a type, for a type that has no
     JSON schema, and for a schema that cannot be written as JSON.
     """
-    if isinstance(schema, type):
+    if isinstance(schema, type) or get_origin(schema) is not None:
         schema = schema_of_type(schema)
     if not isinstance(schema, Mapping):
         raise ConfigError(f"a JSON schema must be a mapping or a type, not {schema!r}")

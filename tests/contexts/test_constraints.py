@@ -24,6 +24,7 @@ def test_each_kind_is_what_the_engine_knows_it_by() -> None:
     assert ebnf('root ::= "a"') == Constraint("grammar", 'root ::= "a"')
     assert json.loads(json_schema({"type": "integer"}).value) == {"type": "integer"}
     assert json.loads(json_schema(City).value)["properties"].keys() == {"name"}
+    assert json.loads(json_schema(list[int]).value)["items"] == {"type": "integer"}
 
 
 @pytest.mark.parametrize(
