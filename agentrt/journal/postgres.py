@@ -82,6 +82,12 @@ class PostgresStore(Store):
                 if makes:
                     self._make()
                 self._check()
+        except psycopg.errors.UndefinedTable as error:
+            self.close()
+            raise JournalError(
+                f"database {name} has no journal; name the --database of a server that records its "
+                "programs there, or the file of a journal"
+            ) from error
         except psycopg.Error as error:
             self.close()
             raise JournalError(f"journal {name}: {first_line(error)}") from error
