@@ -10,7 +10,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from playwright.async_api import Browser, expect
+from playwright.async_api import Browser, Route, expect
 
 from tests.serving.chat.agent import EVIL, ObligingExecutor, agent_graph
 from tests.serving.chat.talks import APIS, said, say, shown
@@ -131,6 +131,31 @@ async def test_a_run_is_stopped(it: Serving, browser: Browser) -> None:
         await expect(page.locator("#fault")).to_be_hidden()
         await say(page, "again")
         await expect(page.locator("article").last).to_have_text(said("again"))
+
+
+async def test_a_run_that_ended_before_its_stop_is_named(it: Serving, browser: Browser) -> None:
+    """The conversation is still there, and the page does not say that it is gone."""
+
+    async def ended(route: Route) -> None:
+        detail = "run 1 has ended; there is nothing to cancel"
+        await route.fulfill(status=404, json={"detail": detail})
+
+    async with shown(browser, it.url, expected="404") as page:
+        await page.route("**/cancel?*", ended)
+        await say(page, "slowly ending please")
+        await GATES.reached("ending")
+        await page.get_by_role("button", name="Stop", exact=True).click()
+        alert = page.get_by_role("alert")
+        await expect(alert).to_contain_text("cannot find this: run 1 has ended")
+        GATES.open("ending")
+        await expect(page.get_by_role("button", name="Send", exact=True)).to_be_visible()
+
+
+async def test_a_deleted_conversation_is_named(it: Serving, browser: Browser) -> None:
+    async with shown(browser, it.url, expected="404") as page:
+        await page.goto(f"{it.url}/#00000000-0000-4000-8000-000000000000")
+        await page.reload()
+        await expect(page.get_by_role("alert")).to_contain_text("does not exist any more")
 
 
 async def test_messages_are_shown_as_text_and_not_as_markup(it: Serving, browser: Browser) -> None:

@@ -101,9 +101,10 @@ async function why(response) {
   const body = await response.json().catch(() => null);
   const detail = body?.detail ?? body?.error?.message;
   const said = typeof detail === "string" ? detail : JSON.stringify(detail ?? status);
-  if (status === 401 || status === 403) return `This key may not do that: ${said}.`;
-  if (status === 404) return "This conversation does not exist any more. Begin a new one.";
-  if (status === 409) return "This conversation is busy with another run. Wait for its end, or stop it.";
+  if (status === 401) return "The server does not know this API key, or needs one. Enter the key above.";
+  if (status === 403) return `The server does not allow this: ${said}.`;
+  if (status === 404 && said.startsWith("thread ")) return "This conversation does not exist any more. Begin a new one.";
+  if (status === 404) return `The server cannot find this: ${said}. Load this page again.`;
   if (status === 429) return `The server is busy: ${said}. Try again in ${response.headers.get("Retry-After") ?? "a few"} s.`;
   if (status === 503) return `The server cannot do this now: ${said}. Try again soon.`;
   if (status >= 500) return `The server failed: ${said}. The server's log says more.`;

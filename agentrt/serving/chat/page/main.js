@@ -16,7 +16,7 @@ import { Threads } from "./threads.js";
 import { welcome } from "./welcome.js";
 
 const HINT = "Enter sends, Shift+Enter begins a new line.";
-const ASKED = "This conversation asks you something. Answer it first, or choose Write something else.";
+const ASKED = "This conversation asks you something. Answer it first, or choose “Write something else”.";
 const conversation = new Conversation();
 const messages = new Messages((id) => edit(id).catch(fault));
 const asks = new Asks((id, answer) => {

@@ -115,7 +115,7 @@ export class Messages {
     this.part("steps", "steps", steps.length ? steps.map((step) => `✓ ${step}`).join("\n") : null);
     for (const message of growing.values()) this.part(message.id, "agent", asText(message.content));
     const isQuiet = running && !steps.length && !growing.size;
-    this.part("working", "steps", isQuiet ? "It works; its calls are in the graph at the side." : null);
+    this.part("working", "steps", isQuiet ? "The agent is working. The panel “What runs” shows its calls." : null);
     const isOver = !running && !questions.length && past.at(-1)?.kind !== "fault";
     this.part("result", "agent", isOver && !isEmpty(values) ? asText(values) : null);
   }

@@ -27,7 +27,7 @@ export function welcome(graph, isChat) {
       {},
       h("li", {}, first),
       h("li", {}, "Tool calls and questions to you appear in the conversation. A question waits for you, also when you close this page."),
-      h("li", {}, "What runs shows the graph of all calls. Choose a checkpoint there, or edit your message, to continue from an earlier point."),
+      h("li", {}, "The panel “What runs” shows the graph of all calls. Choose a checkpoint there, or edit your message, to continue from an earlier point."),
     ),
   ];
 }
