@@ -116,11 +116,11 @@ function summary({ same, all_differences, differences, programs }) {
   return `${count(same)} nodes are alike, ${count(all_differences)} are not: ${part}${unkept}`;
 }
 
-function list({ input, differences, all_differences }) {
+function list({ input, differences, all_differences, programs }) {
   const items = differences.map(({ node, what }) => h("li", {}, h("b", {}, node), ` ${what.join("; ")}`));
   if (input) items.unshift(h("li", {}, h("b", {}, "input"), ` ${input}`));
   const more = all_differences - differences.length;
-  if (more) items.push(h("li", {}, `and ${count(more)} more nodes: agentrt journal diff --json`));
+  if (more) items.push(h("li", {}, `and ${count(more)} more nodes: agentrt journal diff JOURNAL ${programs.map(({ id }) => id).join(" ")} --json`));
   return items.length ? [h("h3", {}, "What differs: first run, then the other"), h("ul", {}, ...items)] : [];
 }
 
