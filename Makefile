@@ -28,7 +28,7 @@ PATIENT := --timeout 3600 --override-ini faulthandler_timeout=0
 .PHONY: check docs docs-serve coverage test-differential record-reference help setup setup-next demo test test-engine test-needs test-langgraph test-apart test-servers test-commands test-rest test-next fuzz mutate lint wheels format clean
 
 help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-17s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 $(INSTALLED): pyproject.toml .ci/setup .ci/pip-settings .ci/excluded-on-cpu.txt
 	@.ci/setup $(ACCELERATOR)
@@ -38,7 +38,7 @@ $(CLIENTS): $(wildcard .ci/*clients*) .ci/pip-settings | $(INSTALLED)
 	@.ci/setup-clients
 	@touch $@
 
-setup: $(INSTALLED) ## Make .venv: agentrt, an engine for this machine, the tools
+setup: $(INSTALLED) ## Make .venv with agentrt, an engine for this machine and the tools
 
 $(NEXT_INSTALLED): pyproject.toml .ci/setup .ci/pip-settings .ci/excluded-on-cpu.txt
 	@.ci/setup $(ACCELERATOR) $(NEXT)
@@ -86,7 +86,7 @@ test-differential: $(INSTALLED) ## Compare with vLLM's own server once more, wit
 record-reference: $(INSTALLED)
 	$(BIN)/python -m tests.serving.langgraph.corpus $(URL)
 
-test-next: $(NEXT_INSTALLED) $(CLIENTS) test-needs ## Run the tests that touch vLLM on its next version
+test-next: $(NEXT_INSTALLED) $(CLIENTS) test-needs ## Run the tests of the code that uses vLLM, with the next version of vLLM
 	$(NEXT_BIN)/pytest tests/executors tests/serving tests/contexts tests/integrations/langchain tests/lab/engine tests/engine
 
 # TESTS=tests/graph measures the tests of one package. Tests that fail do not keep the report back.
@@ -97,7 +97,7 @@ coverage: $(CLIENTS) test-needs ## Run all tests and report which lines and bran
 	$(BIN)/coverage html --quiet
 	$(BIN)/coverage report
 
-fuzz: $(INSTALLED) ## Try many more made-up bodies and orders of requests than the tests do
+fuzz: $(INSTALLED) ## Run the tests with random inputs, with more of these inputs than make test
 	AGENTRT_EXAMPLES=20000 $(BIN)/pytest $(PATIENT) tests/serving/frontend/test_any_bodies.py tests/serving/frontend/test_joined_tokens.py tests/serving/frontend/test_response_fuzz.py tests/serving/test_any_order.py tests/serving/langgraph/test_fuzz.py tests/executors/vllm/entrypoints/test_cut_off.py
 
 # ONLY='agentrt.graph.*' tries one package. A second run tries the mutants that survived; see docs/results/mutation.md.
@@ -112,7 +112,7 @@ lint: $(INSTALLED) ## Check the style, the types and the layers
 
 # The pure packages use no engine, no server and no process. Their tests take a minute.
 PURE := tests/scheduler tests/graph tests/program tests/router tests/tracking tests/test_layout.py
-check: $(INSTALLED) ## Check what a change of one package most likely breaks (3 minutes at most)
+check: $(INSTALLED) ## Do what make lint does, and run the tests of the pure packages (3 minutes at most)
 	@$(MAKE) --no-print-directory lint
 	$(BIN)/pytest -q $(PURE)
 
@@ -130,5 +130,5 @@ format: $(INSTALLED) ## Format the code and fix what can be fixed
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-clean: ## Remove .venv, .clients and what tools have left
+clean: ## Remove .venv, .venv-vllm-*, .clients, what was built, and the caches of tools
 	rm -rf .venv .venv-vllm-* .clients build dist mutants *.egg-info packages/*/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
