@@ -12,11 +12,9 @@ import pytest
 ROOT = Path(__file__).parents[2]
 AT_FIRST = """
 import pathlib
-import pytest
 
-@pytest.mark.parametrize("number", range({count}))
-def test_a(number):
-    seen = pathlib.Path(f"seen-{{number}}")
+def test_a():
+    seen = pathlib.Path(f"seen-{{__name__}}")
     before = seen.exists()
     seen.touch()
     assert before and {again}
@@ -26,13 +24,17 @@ def test_b():
 """
 
 
-def run_groups(folder: Path, source: str) -> list[subprocess.CompletedProcess[str]]:
-    """Run a group with one file of tests, as `make test` does, and then the failed tests again."""
+def run_groups(folder: Path, source: str, files: int = 1) -> list[subprocess.CompletedProcess[str]]:
+    """Run a group of ``files`` files of tests with the same ``source``, as `make test` does, and
+    then the failed tests again.
+    """
     (folder / ".ci").mkdir()
     shutil.copy(ROOT / ".ci/test-group", folder / ".ci/test-group")
     (folder / ".venv").symlink_to(ROOT / ".venv")
     (folder / "pytest.ini").write_text("[pytest]\naddopts = --disable-plugin-autoload\n")
-    (folder / "test_it.py").write_text(source)
+    names = ["test_it.py", *(f"test_it_{number}.py" for number in range(1, files))]
+    for name in names:
+        (folder / name).write_text(source)
     environment = {**os.environ, "FAILED": ".pytest_cache/failed", "PYTEST_ADDOPTS": ""}
     return [
         subprocess.run(
@@ -44,23 +46,23 @@ def run_groups(folder: Path, source: str) -> list[subprocess.CompletedProcess[st
             text=True,
             timeout=300,
         )
-        for arguments in (["some", "test_it.py"], ["--again"])
+        for arguments in (["some", *names], ["--again"])
     ]
 
 
 def test_a_test_that_passes_alone_is_named_and_nothing_else_runs_again(tmp_path: Path) -> None:
-    first, again = run_groups(tmp_path, AT_FIRST.format(count=1, again="True"))
+    first, again = run_groups(tmp_path, AT_FIRST.format(again="True"))
     assert first.returncode == 0
     assert again.returncode == 0, again.stdout
-    assert "test_it.py::test_a[0]" in again.stdout
+    assert "test_it.py::test_a" in again.stdout
     assert (tmp_path / "runs").read_text() == "b"
 
 
 @pytest.mark.parametrize(
-    ("count", "again"), [(1, "False"), (11, "True")], ids=["fails twice", "too many fail"]
+    ("files", "again"), [(1, "False"), (9, "True")], ids=["fails twice", "too many files fail"]
 )
-def test_other_failures_end_the_run(tmp_path: Path, count: int, again: str) -> None:
-    first, second = run_groups(tmp_path, AT_FIRST.format(count=count, again=again))
+def test_other_failures_end_the_run(tmp_path: Path, files: int, again: str) -> None:
+    first, second = run_groups(tmp_path, AT_FIRST.format(again=again), files)
     assert first.returncode == 0
     assert second.returncode == 1, second.stdout
 
