@@ -369,6 +369,18 @@ async def test_layouts_never_overlap_and_keep_their_layers_as_they_grow(browser:
         assert await page.evaluate(CHECK_LAYOUTS.read_text(encoding="utf-8")) == ""
 
 
+async def test_a_wrong_id_of_a_recorded_run_is_explained(browser: Browser, tmp_path: Path) -> None:
+    async with (
+        await Journal.open(partial(SQLiteStore, write_pair(tmp_path / "j"))) as journal,
+        Runtime(ScriptedExecutor(), journal=journal) as runtime,
+        dashboard(runtime) as url,
+        watched(browser, url, expected="422") as page,
+    ):
+        await page.goto(f"{url}/recorded.html?program={'x' * 301}")
+        text = "program: String should have at most 300 characters"
+        await expect(page.locator("#problem")).to_have_text(text)
+
+
 async def test_where_the_time_went_and_where_two_runs_part(
     browser: Browser, tmp_path: Path
 ) -> None:

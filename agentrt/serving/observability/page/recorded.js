@@ -18,9 +18,12 @@ async function ask(path, given) {
   if (!response) throw new Error("The server does not answer: load the page again.");
   byId("key").hidden = !STRANGE.has(response.status);
   const body = await response.json().catch(() => ({}));
-  if (!response.ok) throw new Error(body.detail ?? `The server answers ${response.status}.`);
+  if (!response.ok) throw new Error(reasonOf(body.detail) ?? `The server answers ${response.status}.`);
   return body;
 }
+
+// The reason of a refusal. For values of a wrong form, FastAPI lists the faults.
+const reasonOf = (detail) => (Array.isArray(detail) ? detail.map(({ loc, msg }) => `${loc.at(-1)}: ${msg}`).join("; ") : detail);
 
 const asked = () => new URLSearchParams(location.search);
 
