@@ -33,10 +33,8 @@ from agentrt.serving.langgraph.runs.streams import replay
 from agentrt.serving.langgraph.tenant_state import TenantState
 from agentrt.serving.langgraph.threads.routes import StateRoutes
 
-_ABSENT = {
-    *("input.inject", "subscription.subscribe", "subscription.unsubscribe"),
-    "subscription.reconnect",
-}
+_ABSENT = {"input.inject", "subscription.reconnect"}
+_OF_SOCKETS = {"subscription.subscribe", "subscription.unsubscribe"}
 _MOST_RUNS = 1000
 _Done = tuple[Object, int]
 """The result of a command, and the number in the thread after which the events of the command's run
@@ -156,6 +154,12 @@ class ProtocolCommands:
         return JSON({"type": "success", "id": key, "result": result, "meta": meta})
 
     async def _carry_out(self, caller: Requester, thread: UUID, method: str, params: Any) -> _Done:
+        if method in _OF_SOCKETS:
+            raise _ProtocolError(
+                "not_supported",
+                f"the command {method} works over a WebSocket only; over HTTP, read the events of "
+                "POST /threads/THREAD_ID/stream/events",
+            )
         if method in _ABSENT:
             raise _ProtocolError(
                 "not_supported",

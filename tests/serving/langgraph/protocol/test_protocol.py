@@ -431,6 +431,16 @@ async def test_an_invalid_command_gets_an_error(
     assert answer["message"]
 
 
+async def test_a_subscription_over_http_is_told_where_the_events_are(
+    http: httpx.AsyncClient,
+) -> None:
+    thread = (await http.post("/threads", json={})).json()["thread_id"]
+    answer = await command(http, thread, "subscription.subscribe", channels=["values"])
+    assert answer["error"] == "not_supported"
+    assert "over a WebSocket only" in answer["message"]
+    assert "/stream/events" in answer["message"]
+
+
 @pytest.mark.parametrize("body", [{}, {"id": "1", "method": "run.start"}, {"id": 1}])
 async def test_an_unknown_command_is_refused(http: httpx.AsyncClient, body: Any) -> None:
     answer = await http.post(f"/threads/{uuid4()}/commands", json=body)
