@@ -126,5 +126,5 @@ def _age(stored: _Stored) -> float:
 def _full(tenant: str, has: str, limit: str, most: int) -> HTTPException:
     return HTTPException(
         507,
-        f"tenant {tenant!r} has {has}, and its limit {limit} is {most}; delete unneeded data",
+        f"tenant {tenant!r} has {has}, and its limit {limit!r} is {most}; delete unneeded data",
     )

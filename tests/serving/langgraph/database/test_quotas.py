@@ -41,7 +41,7 @@ def key(tenant: str) -> dict[str, str]:
 
 
 def refused(answer: httpx.Response, limit: str) -> bool:
-    return answer.status_code == 507 and f"its limit {limit} is" in answer.json()["detail"]
+    return answer.status_code == 507 and f"its limit {limit!r} is" in answer.json()["detail"]
 
 
 @pytest.mark.asyncio(loop_scope="module")
