@@ -209,9 +209,9 @@ class ServerQuestions:
         if source is None or question is None:
             return None
         if question.state != "open":
-            raise QuestionClosedError(
-                f"question {question_id} is not open any more: it was {question.state} already"
-            )
+            is_expired = question.state == "expired"
+            why = "it has expired" if is_expired else f"it was {question.state} already"
+            raise QuestionClosedError(f"question {question_id} is not open any more: {why}")
         source_fields = await source.answer(viewer, question, value)
         return {"id": question.id, "object": "question", "state": "answered", **source_fields}
 

@@ -290,7 +290,7 @@ async def test_past_its_time_a_programs_question_gets_no_answer_any_more(
             question = {"id": f"{UUID(thread).hex}-{interrupt['id']}"}
             late = await answered(http, question, "late")
             assert late.status_code == 409
-            assert "was expired already" in late.json()["error"]["message"]
+            assert "it has expired" in late.json()["error"]["message"]
         monkeypatch.undo()
         looking = asyncio.run_coroutine_threadsafe(source.expire(), it.loop)
         await asyncio.wrap_future(looking)
