@@ -23,6 +23,7 @@ from sqlalchemy.exc import OperationalError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
 from agentrt.errors import ConfigError, shown_url
+from agentrt.extras import install_command
 from agentrt.files import file_named, lock_beside
 from agentrt.serving.langgraph.database import filters, tables
 from agentrt.serving.langgraph.database._compat_sqlite import (
@@ -536,11 +537,16 @@ class AdvisoryLock:
 def _unusable(address: Address, error: BaseException) -> ConfigError:
     """Return the error for a database that cannot be opened."""
     reason = error.strerror if isinstance(error, OSError) else None
-    advice = "; name a file that can be written (--database sqlite:FILE), or set AGENTRT_DATA to a "
-    advice += "writable folder with enough space"
-    return ConfigError(
-        f"--database {address}: {reason or first_line(error)}{advice if address.file else ''}"
-    )
+    if isinstance(error, ImportError):
+        advice = f"run: {install_command('postgres')}"
+    elif address.file is None:
+        advice = "check the address and the user, and that PostgreSQL runs there"
+    else:
+        advice = (
+            "name a file that can be written (--database sqlite:FILE), or set AGENTRT_DATA to a "
+            "writable folder with enough space"
+        )
+    return ConfigError(f"--database {address}: {reason or first_line(error)}; {advice}")
 
 
 def _in_use(name: str) -> ConfigError:

@@ -21,7 +21,7 @@ from langchain_core.messages import HumanMessage
 from agentrt.errors import ConfigError, ProgramLoadError
 from agentrt.serving.langgraph.database import connections as database
 from agentrt.serving.langgraph.database import tables
-from agentrt.serving.langgraph.database.connections import Address, open_database
+from agentrt.serving.langgraph.database.connections import Address, open_database, reserved
 from agentrt.serving.langgraph.database.tables import is_within
 from agentrt.serving.langgraph.responses import check_json, encode, to_json
 from tests.serving.langgraph.graphs import bare_graph
@@ -73,6 +73,15 @@ def test_a_blank_in_the_host_of_a_database_is_named() -> None:
 )
 def test_an_address_that_postgresql_reads_is_accepted(place: str) -> None:
     assert Address.parse(f"postgresql://{place}").url == f"postgresql://{place}"
+
+
+async def test_a_missing_driver_is_named_with_the_way_to_install_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "psycopg", None)
+    with pytest.raises(ConfigError, match=r"psycopg.*; run: pip install .*postgres"):
+        async with reserved(Address.parse("postgresql://u@127.0.0.1:1/d")):
+            pass
 
 
 async def test_a_file_of_something_else_is_refused(tmp_path: Path) -> None:
