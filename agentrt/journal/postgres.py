@@ -90,7 +90,11 @@ class PostgresStore(Store):
             ) from error
         except psycopg.Error as error:
             self.close()
-            raise JournalError(f"journal {name}: {first_line(error)}") from error
+            is_unreachable = isinstance(error, psycopg.OperationalError)
+            advice = "; check the address and the user, and that PostgreSQL runs there"
+            raise JournalError(
+                f"journal {name}: {first_line(error)}{advice if is_unreachable else ''}"
+            ) from error
         except BaseException:
             self.close()
             raise

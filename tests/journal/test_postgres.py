@@ -94,7 +94,7 @@ def test_another_version_and_another_host(url: str) -> None:
         with pytest.raises(JournalError, match="written by a newer agentrt"):
             store(url)
         other.execute(change, [str(VERSION)])
-    with pytest.raises(JournalError, match="postgresql://here"):
+    with pytest.raises(JournalError, match=r"postgresql://here: .*; check the address"):
         store("postgresql://nobody@127.0.0.1:1/none")
 
 
