@@ -21,6 +21,7 @@ from pathlib import Path
 
 import click
 
+from agentrt.cli.options import RunCommand
 from agentrt.cli.streams import drop_unwritten, reader_left, say
 from agentrt.errors import (
     AgentrtError,
@@ -271,8 +272,8 @@ def _of_click(error: click.ClickException) -> str:
     for kind, plain in _KINDS.items():
         text = text.replace(kind, plain)
     context = getattr(error, "ctx", None)
-    if isinstance(error, click.NoSuchOption) and context is not None and context.parent:
-        text += "; options of vLLM go after --"
+    if isinstance(error, click.NoSuchOption) and context is not None:
+        text += "; options of vLLM go after --" if isinstance(context.command, RunCommand) else ""
     where = context.command_path if context is not None else "agentrt"
     return f"{text} (see '{where} --help')"
 

@@ -103,6 +103,18 @@ class LazyGroup(click.Group):
             rest = _current_args(command, rest, ctx)
         return resolved, command, rest
 
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except click.UsageError as error:
+            # click's parser does not name the command of an option without its value.
+            name = ctx.invoked_subcommand
+            if error.ctx is None and name is not None:
+                command = self.get_command(ctx, name)
+                if command is not None:
+                    error.ctx = click.Context(command, parent=ctx, info_name=name)
+            raise
+
     def hint(self, ctx: click.Context, name: str) -> str:
         """Return a suggestion that ends the error about an unknown name; "" if there is none."""
         near = get_close_matches(name, self.list_commands(ctx), n=1)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from agentrt.cli.lazy import Lazy, LazyGroup
 from agentrt.cli.options import (
     SIMULATED,
     FilePath,
@@ -268,12 +269,15 @@ def _certificate(options: dict[str, Any]) -> Certificate | None:
     return None if chain is None else Certificate(chain, key)
 
 
-@click.group()
+_KEYS: Lazy = {"new": (f"{__name__}:new", "Create a key for TENANT and print it.")}
+
+
+@click.group(cls=LazyGroup, lazy=_KEYS)
 def keys() -> None:
     """Create API keys for the tenants of 'agentrt serve --api-key-file'."""
 
 
-@keys.command()
+@click.command()
 @click.argument("tenant")
 @click.option(
     "--file",

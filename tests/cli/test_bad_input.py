@@ -13,6 +13,7 @@ from pydantic import BaseModel, Field, ValidationError, field_validator
 from agentrt.executors.base import Progress
 from agentrt.executors.vllm.options import config_fault
 from tests.cli.conftest import (
+    Invoke,
     Refused,
     Run,
     Write,
@@ -412,3 +413,30 @@ def test_the_value_of_a_variable_that_is_not_set_names_no_file(
     write("@program\nasync def main(ctx): return 1\n").rename(tmp_path / "p.py")
     monkeypatch.chdir(tmp_path)
     refused(*command.split(), "", says=[name])
+
+
+@pytest.mark.parametrize(
+    ("words", "command"),
+    [
+        ("run --input", "run"),
+        ("compare --human", "compare"),
+        ("journal ls --type", "journal ls"),
+        ("keys new ann --file", "keys new"),
+        ("questions --url", "questions ls"),
+        ("simulate run --load", "simulate run"),
+        ("demo --no-dashboard=yes", "demo"),
+    ],
+)
+def test_an_error_about_a_value_names_the_help_of_its_own_command(
+    words: str, command: str, refused: Refused
+) -> None:
+    refused(*words.split(), says=[f"(see 'agentrt {command} --help')"])
+
+
+@pytest.mark.parametrize("command", ["demo", "doctor", "journal ls", "keys new", "questions ls"])
+def test_a_command_without_options_of_vllm_names_none(
+    command: str, refused: Refused, capsys: pytest.CaptureFixture[str], invoke: Invoke
+) -> None:
+    refused(*command.split(), "--fast", says=["'--fast'", f"(see 'agentrt {command} --help')"])
+    invoke(*command.split(), "--fast")
+    assert "vLLM" not in capsys.readouterr().err
