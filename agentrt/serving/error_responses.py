@@ -114,6 +114,18 @@ class CalledOffError(AgentrtError):
         super().__init__(f"the call was cancelled because its run {program_id} was ended")
 
 
+class StoppingError(AgentrtError):
+    """The error of a call that was cancelled because the server stops before the call has ended."""
+
+    status = 503
+
+    def __init__(self) -> None:
+        super().__init__(
+            "the server is stopping: the call was cancelled before its end; send the request again "
+            "when the server is back"
+        )
+
+
 class SupersededError(AgentrtError):
     """The error of a call that was cancelled because its client sent the request again."""
 
@@ -136,6 +148,7 @@ _STATUSES: Sequence[tuple[type[AgentrtError], int, str]] = (
     (EngineDiedError, 503, "engine_died"),
     (CalledOffError, 409, "cancelled"),
     (SupersededError, 409, "superseded"),
+    (StoppingError, 503, "stopping"),
 )
 """The status and code of each type of error. The first type that matches applies."""
 

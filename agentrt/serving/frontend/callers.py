@@ -18,7 +18,7 @@ from agentrt.request import CallSpec
 from agentrt.runtime import Runtime
 from agentrt.runtime.run import Run
 from agentrt.runtime.services import ClientCall
-from agentrt.serving.error_responses import CalledOffError, SupersededError
+from agentrt.serving.error_responses import CalledOffError, StoppingError
 from agentrt.serving.programs.client_programs import RequestEntry
 from agentrt.tracking.scope import Scope
 
@@ -71,9 +71,13 @@ class RequestCaller(Caller):
         the first chunk is read.
 
         Raises the error with which the request was cancelled, or `CalledOffError` if the program
-        has ended.
+        has ended, or `StoppingError` if the server has ended it because it closes.
         """
-        run = self._check_open()
+        run = self._entry.program.run
+        if run.ended_at is not None:
+            raise self._ended()
+        if self._off is not None:
+            raise self._off
         scope = scope or self._entry.scope()
 
         def ended() -> None:
@@ -136,21 +140,26 @@ class RequestCaller(Caller):
         cancelled because the client has disconnected or the server stops.
 
         If the request was cancelled, the error is the error of `call_off`, for example a
-        `CallTimeoutError` after the program's deadline, or a `CalledOffError` if the program has
-        ended.
+        `CallTimeoutError` after the program's deadline, a `CalledOffError` if the program has
+        ended, or a `StoppingError` if the server has ended it because it closes.
         """
         run = self._entry.program.run
         if isinstance(error, asyncio.CancelledError):
             if self.is_gone or (self._off is None and run.ended_at is None):
                 return None
             _uncancel()  # `call_off` or the end of the run cancelled the task; nothing else did
-            self.error = self._off or CalledOffError(run.id)
+            self.error = self._off or self._ended()
         elif isinstance(error, AgentrtError):
             self.error = error
         else:  # vLLM would send the text of an unexpected error to the client
             _LOG.error("a call failed with an unexpected error", exc_info=error)
             self.error = InvariantError("the server failed")
         return self.error
+
+    def _ended(self) -> AgentrtError:
+        """Return the error of a call whose program was ended."""
+        program = self._entry.program
+        return StoppingError() if program.is_stopped else CalledOffError(program.run.id)
 
     @property
     def failed_or_left(self) -> bool:

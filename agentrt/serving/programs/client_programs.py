@@ -50,6 +50,7 @@ class ClientProgram:
       Under None are the nodes of calls outside of sub-agents. Empty until a sub-agent makes a call.
     - ``is_explicit``: the client began the program explicitly, and has to end it.
     - ``is_last``: the program ends when its open requests have ended.
+    - ``is_stopped``: the program was ended because the server closes.
     - ``open``, ``requests``: the numbers of open requests and of all requests so far.
     """
 
@@ -65,6 +66,7 @@ class ClientProgram:
     branches: dict[str | None, Frontier] = field(default_factory=dict)
     is_explicit: bool = False
     is_last: bool = False
+    is_stopped: bool = False
     open: int = 0
     requests: int = 0
     seen_at: float = 0.0
@@ -481,6 +483,7 @@ class ClientPrograms:
         """End all programs, because the server closes."""
         for own in list(self._tenants.values()):
             for program in list(own.all):
+                program.is_stopped = True
                 self._end(program)
 
     def _end(self, program: ClientProgram) -> None:

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import httpx
 import pytest
+from fastapi import APIRouter
 
 from agentrt import Context, Runtime, program
 from agentrt.errors import CallTimeoutError
 from agentrt.executors.base import Chunk
 from agentrt.request import Call, CallSpec
 from agentrt.serving.frontend.callers import RequestCaller
+from agentrt.serving.programs.api import api as programs
 from agentrt.serving.programs.client_programs import ClientPrograms
 from agentrt.serving.programs.identity import Claim
-from agentrt.serving.server import ServedProgram
+from agentrt.serving.server import ServedProgram, Server
 from agentrt.serving.tenants import Limits
 from tests.doubles.scripted import ScriptedExecutor
 from tests.serving.local import MODEL, WAIT_S, Held, LocalServer, open_server
@@ -180,3 +183,38 @@ async def test_a_drain_does_not_wait_for_ever() -> None:
             await local.listener.drain(local.server, 0.05)
         await asyncio.wait([running])
         await local.until(lambda: not local.engine.open)
+
+
+@pytest.mark.parametrize(
+    ("path", "more"),
+    [
+        (CHAT, {"messages": [{"role": "user", "content": "count"}]}),
+        ("/v1/messages", {"messages": [{"role": "user", "content": "count"}], "max_tokens": 9}),
+        ("/v1/responses", {"input": "count"}),
+    ],
+)
+async def test_a_server_that_stops_at_once_tells_its_clients_why(
+    path: str, more: dict[str, Any]
+) -> None:
+    """After a second signal, the APIs close while their last answers are still sent."""
+    apis = AsyncExitStack()
+
+    @asynccontextmanager
+    async def closed_early(server: Server) -> AsyncIterator[APIRouter]:
+        yield await apis.enter_async_context(programs(server))
+
+    says = "the server is stopping: the call was cancelled before its end"
+    async with open_server(kind=Held, apis=[closed_early]) as local:
+        at, asked = f"{local.url}{path}", {"model": MODEL, **more}
+        async with httpx.AsyncClient(timeout=WAIT_S) as client:
+            whole = asyncio.create_task(client.post(at, json=asked))
+            stream = asyncio.create_task(client.post(at, json={**asked, "stream": True}))
+            await local.until(lambda: len(local.engine.open) == 2)
+            await apis.aclose()
+            refused, ended = await whole, await stream
+        assert refused.status_code == 503
+        assert says in refused.json()["error"]["message"]
+        [last] = [json.loads(line[6:]) for line in ended.text.splitlines() if says in line]
+        if path == CHAT:
+            assert last["error"]["code"] == 503
+        await is_rid_of(local)
