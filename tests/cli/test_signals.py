@@ -9,14 +9,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pexpect
 import pytest
 
-from agentrt.cli.faults import StoppedError
 from agentrt.cli.signals import taken
 from agentrt.executors.vllm.processes import descendants
 from agentrt.lab.commands import progress
@@ -171,10 +170,36 @@ def test_a_second_signal_ends_a_simulation_at_once(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(progress, "end_now", end)
     with taken(progress._Raise()):
-        with pytest.raises(StoppedError, match="SIGTERM"):
+        with pytest.raises(KeyboardInterrupt, match="SIGTERM"):
             signal.raise_signal(signal.SIGTERM)
         with pytest.raises(SystemExit, match="143"):
             signal.raise_signal(signal.SIGINT)
+
+
+def _ignores(run: int) -> int:
+    """A run that imports a module which ignores errors, as some optional imports do."""
+    if run == 1:
+        with contextlib.suppress(BaseException):
+            signal.raise_signal(signal.SIGINT)
+    return run
+
+
+def _breaks(run: int) -> int:
+    """A run that fails because the signal has left a module half imported."""
+    with contextlib.suppress(BaseException):
+        signal.raise_signal(signal.SIGINT)
+    raise AttributeError("module 'numpy' has no attribute 'ndarray'")
+
+
+@pytest.mark.parametrize(("run", "finished"), [(_ignores, 1), (_breaks, 0)])
+def test_a_signal_that_an_import_ignores_ends_a_simulation(
+    run: Callable[[int], int], finished: int
+) -> None:
+    results, stop = progress.do_all([1, 2], 1, run)
+    assert list(results) == [1][:finished]
+    assert stop is not None
+    assert str(stop) == f"interrupted; {finished} of 2 runs were finished"
+    assert stop.code == 130
 
 
 PRESSED = """

@@ -44,14 +44,19 @@ def do_all(
     jobs = jobs or len(os.sched_getaffinity(0))
     done: dict[Spec, Result] = {}
     meter = Meter(len(specs))
+    signals = _Raise()
     stop: StoppedError | None = None
     try:
-        with taken(_Raise()), closing(run_all(specs, jobs, partial(_with_spec, do))) as results:
+        with taken(signals), closing(run_all(specs, jobs, partial(_with_spec, do))) as results:
             for spec, result in results:
                 done[spec] = result
                 meter.now(len(done))
-    except StoppedError as error:
-        stop = _stopped(error, len(done), len(specs))
+                signals.check()
+    # A signal during an import, such as vLLM's, may be ignored there, or raise another error later.
+    except BaseException:
+        if signals.stop is None:
+            raise
+        stop = _stopped(signals.stop, len(done), len(specs))
     return {spec: done[spec] for spec in specs if spec in done}, stop
 
 
@@ -103,19 +108,29 @@ def compared(specs: Sequence[RunSpec], jobs: int | None, baseline: str) -> Itera
 
 
 class _Raise:
-    """A signal handler. The first signal raises `StoppedError`, so that processes end and files are
-    closed. The second signal ends this process at once.
+    """A signal handler. The first signal raises `KeyboardInterrupt`, so that processes end and
+    files are closed. The second signal ends this process at once.
+
+    Code that expects an `Exception` does not catch a `KeyboardInterrupt`. ``stop`` is the error of
+    the first signal, or None.
     """
 
     def __init__(self) -> None:
-        self._first: int | None = None
+        self.stop: StoppedError | None = None
+        self._first = 0
 
     def __call__(self, number: int, frame: FrameType | None) -> NoReturn:
-        if self._first is not None:
+        if self.stop is not None:
             end_now(self._first, frame)
         self._first = number
         name = "interrupted" if number == signal.SIGINT else signal.Signals(number).name
-        raise StoppedError(number, name)
+        self.stop = StoppedError(number, name)
+        raise KeyboardInterrupt(name)
+
+    def check(self) -> None:
+        """Raise the error of the first signal, if there was one."""
+        if self.stop is not None:
+            raise self.stop
 
 
 class Meter:
