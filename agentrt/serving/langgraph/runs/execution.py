@@ -325,6 +325,10 @@ def _warn_once(text: str) -> None:
     _log.warning(text)
 
 
+class GraphNotServedError(ProgramLoadError):
+    """The error of a run that an earlier server left, if this server does not serve its graph."""
+
+
 class Execution:
     """The execution of a run, from its start to its end."""
 
@@ -355,7 +359,8 @@ class Execution:
             error = await self._run_program() if self._live.action is None else None
             if error is not None and self._live.action is None:
                 run, thread = self._record.run_id, self._record.thread_id
-                _log.warning("run %s of thread %s failed: %s", run, thread, failure(error))
+                why = str(error) if isinstance(error, GraphNotServedError) else failure(error)
+                _log.warning("run %s of thread %s failed: %s", run, thread, why)
             try:
                 await store_end(self._live, background, partial(self._end, error))
             except Exception as fault:  # a bug, or a result that the database cannot store
@@ -560,6 +565,11 @@ class Execution:
     async def _open(self, purpose: Purpose) -> Graph:
         """Open the run's graph, which closes at the run's end."""
         record, graphs = self._record, self._state.graphs
+        if record.graph_id not in graphs:
+            raise GraphNotServedError(
+                f"an earlier server started this run of the graph {record.graph_id!r}, but this "
+                "server does not serve the graph; serve its file, too, and start the run again"
+            )
         opening = graphs.opened(record.graph_id, record.tenant, run_access(record, purpose))
         return await self._opened.enter_async_context(opening)
 

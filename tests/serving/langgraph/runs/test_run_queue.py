@@ -11,6 +11,8 @@ from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
+from langgraph.graph import START, MessagesState, StateGraph
+from langgraph_sdk import get_sync_client
 
 from agentrt import Runtime
 from agentrt.serving.langgraph.outages import READER
@@ -23,6 +25,7 @@ from agentrt.serving.tenants import BusyError
 from tests.doubles.scripted import ScriptedExecutor
 from tests.lines import lines_run
 from tests.serving.langgraph.runs.test_sweep import a_run
+from tests.serving.langgraph.serve import serving
 
 ASKED_BY: ContextVar[str] = ContextVar("asked_by")
 """As a trace has it, of which the spans of a request are."""
@@ -161,3 +164,29 @@ async def test_entering_a_run_looks_at_its_own_thread_only(
         goes_on.set()
         await queue.close()
     assert lines[0] == lines[1]
+
+
+def test_a_run_whose_graph_is_not_served_any_more_fails_and_says_why(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Another server left the run unfinished. The thread can be used again."""
+
+    async def wait(state: MessagesState) -> MessagesState:
+        await asyncio.Event().wait()
+        return state
+
+    builder = StateGraph(MessagesState)
+    builder.add_sequence([wait])
+    builder.add_edge(START, "wait")
+    graph, database = builder.compile(name="gone"), tmp_path / "agentrt.db"
+    with serving({"gone": graph}, database) as it, get_sync_client(url=it.url) as client:
+        thread = client.threads.create()["thread_id"]
+        run = client.runs.create(thread, "gone", input={"messages": []})["run_id"]
+    with serving({}, database) as it, get_sync_client(url=it.url) as client:
+        result: Any = client.runs.join(thread, run)
+        assert result["__error__"]["error"] == "GraphNotServedError"
+        assert "this run of the graph 'gone'" in result["__error__"]["message"]
+        assert client.runs.get(thread, run)["status"] == "error"
+        assert client.threads.get(thread)["status"] == "error"
+    assert f"run {run} of thread {thread} failed: an earlier server started" in caplog.text
+    assert "Traceback" not in caplog.text
