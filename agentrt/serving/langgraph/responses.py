@@ -17,6 +17,8 @@ from agentrt.errors import text_of
 
 _OPTIONS = orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY
 _MAX_DEPTH = 64
+_NOT_OBJECTS = ("model_attributes_type", "dict_type")
+"""Types of pydantic's errors about a value that is not an object."""
 _MAX_ERRORS = 5
 """Maximum number of faults of a request that an error message lists."""
 _RETRY_S = "5"
@@ -50,6 +52,9 @@ def _field(location: Sequence[Any]) -> str:
 def _fault(error: Any) -> str:
     if error["type"] == "extra_forbidden":
         return "not supported here"
+    # FastAPI does not read a body of another content type as JSON.
+    if error["type"] in _NOT_OBJECTS and tuple(error["loc"]) == ("body",):
+        return "must be a JSON object, sent as content-type application/json"
     message: str = error["msg"]
     return message.removeprefix("Value error, ")
 

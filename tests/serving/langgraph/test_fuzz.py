@@ -163,6 +163,17 @@ async def test_json_that_cannot_be_stored_is_not_called_invalid(
     assert answer.json()["detail"].startswith(message)
 
 
+@pytest.mark.parametrize("path", ["/runs/wait", "/threads", "/assistants/search"])
+async def test_a_body_that_is_not_sent_as_json_says_so(http: httpx.AsyncClient, path: str) -> None:
+    """As curl sends it without a header."""
+    form = {"content-type": "application/x-www-form-urlencoded"}
+    answer = await http.post(path, content=b'{"assistant_id": "steps"}', headers=form)
+    assert answer.status_code == 422
+    assert answer.json() == {
+        "detail": "body: must be a JSON object, sent as content-type application/json"
+    }
+
+
 async def test_every_field_that_is_not_supported_is_named(http: httpx.AsyncClient) -> None:
     for (method, path), good in GOOD.items():
         answer = await http.request(method, path, json={**good, "feedback_keys": ["x"]})
