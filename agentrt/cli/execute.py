@@ -182,6 +182,11 @@ async def _execute(
         make_room(len(first))
         with watching(runtime, screen) as watch:
             if knows_all:
+                assert job.journal is not None
+                screen.announce(
+                    f"{job.journal.place} has the results of all runs, so nothing runs again; "
+                    "for new runs, name another file with --journal"
+                )
                 await runtime.open(screen.progress, with_engine=False)
             else:
                 await start_engine(runtime, screen.progress, log)

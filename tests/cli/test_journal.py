@@ -135,6 +135,10 @@ def test_instances_of_one_command(run_program: Run, tmp_path: Path) -> None:
             "SELECT id, number FROM agentrt_programs ORDER BY number"
         ).fetchall()
     assert programs == [("good-1", 1), ("good-2", 2), ("good-3", 3)]
+    again = run_program(GOOD, "--journal", tmp_path / "j", "--n", 3, "--json")
+    assert again.json["results"] == ["tea"] * 3
+    assert f"{tmp_path / 'j'} has the results of all runs, so nothing runs again" in again.err
+    assert "nothing runs again" not in ran.err
 
 
 def test_without_a_journal_there_is_none(run_program: Run, tmp_path: Path) -> None:
