@@ -51,7 +51,7 @@ def print_report(outcome: CommandOutcome, console: Console) -> None:
     chosen = [reports[i] for i in shown]
     console.print(_time_table([outcome.runs[i] for i in shown], chosen))
     console.print(_work_table(chosen))
-    path = _critical_path(outcome.runs[slowest[0]])
+    path = _critical_path(outcome.runs[slowest[0]], is_only=len(reports) == 1)
     if path is not None:
         console.print(path)
     if count := outcome.outside_calls:
@@ -161,9 +161,9 @@ def percentile(ordered: Sequence[float], percent: float) -> float:
     return ordered[max(0, math.ceil(len(ordered) * percent / 100) - 1)]
 
 
-def _critical_path(run: Run) -> Text | None:
-    """Describe the critical path, which is the path of nodes with the most service time. A long
-    path is shown without its middle.
+def _critical_path(run: Run, *, is_only: bool) -> Text | None:
+    """Describe the critical path of the only or slowest run. This is the path of nodes with the
+    most service time. A long path is shown without its middle.
     """
     path = run.dag.critical_path()
     if not path.nodes:
@@ -172,7 +172,8 @@ def _critical_path(run: Run) -> Text | None:
     if len(steps) > _PATH_NODES:
         half = _PATH_NODES // 2
         steps = [*steps[:half], f"… {len(steps) - 2 * half} more …", *steps[-half:]]
-    text = Text(f"critical path of {run.id}, {path.seconds:.2f} s in the engine: ", "bold")
+    which = run.id if is_only else f"the slowest run, {run.id}"
+    text = Text(f"critical path of {which}, {path.seconds:.2f} s in the engine: ", "bold")
     return text.append(" → ".join(steps), "not bold")
 
 

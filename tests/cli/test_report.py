@@ -146,6 +146,9 @@ def test_the_critical_path_is_a_chain_of_nodes() -> None:
     chain_text = "react/llm 2.00 s → look/search → react/llm 1.00 s"
     flat = " ".join(text_of(ended_run()).split())
     assert f"critical path of react-1, 3.00 s in the engine: {chain_text}" in flat
+    runs = [ended_run(number, wall_s=8.0 * number) for number in (1, 2)]
+    flat = " ".join(text_of(*runs).split())
+    assert f"critical path of the slowest run, react-2, 3.00 s in the engine: {chain_text}" in flat
 
 
 def test_a_long_critical_path_loses_its_middle() -> None:
