@@ -265,7 +265,7 @@ class Serving:
         say(f"threads, runs and answers are stored in {_place_of(server.database)}")
         if (journal := self.job.journal) is not None:
             say(f"calls, tools and answers of programs are recorded in {journal.place}")
-        names = ", ".join([*server.models, *server.served])
+        names = ", ".join([*server.models, *server.served]) or "no model, program or graph"
         api = f"OpenAI API: {url}/v1" if server.models else "no model, so no OpenAI API"
         say(f"ready: serving {names} at {url} ({api})")
         say(f"chat in a browser: {page}/")

@@ -165,8 +165,9 @@ class Running:
 def running(
     path: Path, *options: str, engine: str = "echoing", python: str = ""
 ) -> Iterator[tuple[Running, str]]:
-    """A server on a fork, or on this ``python``."""
-    serve = ("-m", f"tests.cli.{engine}", "serve", str(path), "--port", "0")
+    """A server on a fork, or on this ``python``. If ``path`` is a folder, it serves no file."""
+    files = () if path.is_dir() else (str(path),)
+    serve = ("-m", f"tests.cli.{engine}", "serve", *files, "--port", "0")
     command = [python or forked_python(), *serve]
     if "--database" not in options:  # nor what an earlier server has left in a journal
         command += ["--database", f"sqlite:{path.parent / 'agentrt.db'}"]
@@ -212,6 +213,13 @@ def test_it_serves_until_a_signal_ends_it(write: Write) -> None:
         assert code == 128 + signal.SIGINT
         assert said.splitlines()[-1].startswith("stopped: ")
         assert "Traceback" not in said
+
+
+def test_a_server_of_nothing_says_so(tmp_path: Path) -> None:
+    with running(tmp_path, "--engine", "simulated") as (one, url):
+        assert f"ready: serving no model, program or graph at {url} (" in one.lines[-1]
+        one.process.send_signal(signal.SIGINT)
+        assert one.end()[0] == 128 + signal.SIGINT
 
 
 def test_a_stop_cuts_off_what_takes_too_long(write: Write) -> None:
