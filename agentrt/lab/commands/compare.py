@@ -124,10 +124,13 @@ def _changes(comparison: Comparison, measure: str) -> list[str]:
 def _change(ratios: Sequence[float]) -> str:
     """Return the median change, with the least and the greatest in brackets: -26% is 26% less."""
     spread = Spread.of(ratios)
-    median, least, most = (
-        f"{100 * ratio - 100:+.0f}%" for ratio in (spread.median, spread.least, spread.most)
-    )
+    median, least, most = map(_percent, (spread.median, spread.least, spread.most))
     return f"{median} ({least} to {most})"
+
+
+def _percent(ratio: float) -> str:
+    percent = round(100 * ratio - 100)
+    return f"{percent:+}%" if percent else "0%"
 
 
 def _than(ratio: float) -> str:

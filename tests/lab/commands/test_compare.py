@@ -155,7 +155,7 @@ def test_who_waits_for_nobody_gains_nothing(
     assert call(["compare", "search.py", "--n", "3", "--plot", "ends.svg"]) == 0
     out = capfd.readouterr().out
     assert "\nno gain: on average, a run takes the same time as under stock vLLM once" in out
-    assert "+0% (+0% to +0%)" in out
+    assert " 0% (0% to 0%)" in out
     assert "waiting for a batch slot" not in out
     assert out.endswith("agentrt had no history of these programs; nothing is saved\n")
     texts = [one.text for one in ElementTree.parse(tmp_path / "ends.svg").iter() if one.text]
