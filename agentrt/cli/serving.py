@@ -66,10 +66,11 @@ def serve_job(job: ServeJob, fleet: Fleet, listener: Listener) -> int:
             screen.announce(note)
         Interrupts(last_words, drain, uvloop.new_event_loop).run(serving.run(executor))
     if drain.first is not None:
-        raise StoppedError(
-            drain.first,
-            "stopped: all running requests have ended, or the time of --drain-timeout was over",
-        )
+        limit = f"{job.drain_s:g} s (--drain-timeout)"
+        how = f"requests that had not ended after {limit} were cut off"
+        if serving.is_drained:
+            how = "all running requests have ended"
+        raise StoppedError(drain.first, f"stopped: {how}")
     return 0
 
 
@@ -84,7 +85,9 @@ def settle() -> None:
 
 @dataclass(slots=True)
 class Serving:
-    """A running server: its job, its listener, its keys, and its output."""
+    """A running server: its job, its listener, its keys, and its output. ``is_drained`` is False if
+    the server stopped before all requests had ended.
+    """
 
     job: ServeJob
     listener: Listener
@@ -93,6 +96,7 @@ class Serving:
     screen: Screen
     log: EngineLog
     starting: StartingApp = field(default_factory=StartingApp)
+    is_drained: bool = True
 
     async def run(self, executor: Executor) -> None:
         """Start the engine, serve until a signal comes, finish the requests, and stop the engine.
@@ -244,7 +248,7 @@ class Serving:
                     await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
                 if not serving.done():
                     # Without an engine no call can end: wait only for answers that are being sent.
-                    await self.listener.drain(
+                    self.is_drained = await self.listener.drain(
                         server, _ANSWERS_S if gone.done() else self.job.drain_s
                     )
                 await serving

@@ -145,15 +145,19 @@ class Listener:
                 self.stop()
                 await task
 
-    async def drain(self, server: Server, timeout_s: float) -> None:
-        """Stop accepting work, wait at most ``timeout_s`` seconds for work in flight, and stop."""
+    async def drain(self, server: Server, timeout_s: float) -> bool:
+        """Stop accepting work, wait at most ``timeout_s`` seconds for work in flight, and stop.
+        Return whether all of this work ended in time.
+        """
         server.draining = True
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 await asyncio.gather(*(end() for end in server.at_drain))
                 while tasks := self._requests() | server.under_way:
                     await asyncio.wait(tasks)
+        left = self._requests() | server.under_way
         self.stop()
+        return not left
 
     def _requests(self) -> set[asyncio.Task[Any]]:
         return set() if self._server is None else self._server.requests()

@@ -211,7 +211,7 @@ def test_it_serves_until_a_signal_ends_it(write: Write) -> None:
         one.process.send_signal(signal.SIGINT)
         code, said = one.end()
         assert code == 128 + signal.SIGINT
-        assert said.splitlines()[-1].startswith("stopped: ")
+        assert said.splitlines()[-1] == "stopped: all running requests have ended"
         assert "Traceback" not in said
 
 
@@ -240,6 +240,8 @@ def test_a_stop_cuts_off_what_takes_too_long(write: Write) -> None:
             == "the server is stopping: this request took too long"
         )
         code, said = one.end()
+        cut_off = "requests that had not ended after 0 s (--drain-timeout) were cut off"
+        assert said.splitlines()[-1] == f"stopped: {cut_off}"
         assert code == 128 + signal.SIGTERM
         assert "Traceback" not in said
 
