@@ -114,7 +114,13 @@ def check_last_line(told: str, *words: str) -> None:
 
 def test_a_flag_that_vllm_does_not_know(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert call(["run", put(tmp_path, GOOD), "--", "--no-such-flag", "1"]) == 2
-    check_last_line(capsys.readouterr().err, "vLLM's options", "--no-such-flag")
+    check_last_line(
+        capsys.readouterr().err,
+        "vLLM's options",
+        "--no-such-flag",
+        "'vllm serve --help=all'",
+        "options of agentrt come before --",
+    )
 
 
 # vLLM leaves a socket open where its start fails; as a command, the process ends then.

@@ -18,11 +18,11 @@ from agentrt.request import CallSpec
 from agentrt.runtime import Runtime
 from agentrt.runtime.run import Run
 from agentrt.runtime.services import ClientCall
-from agentrt.serving.error_responses import CalledOffError, StoppingError
+from agentrt.serving.error_responses import CalledOffError, StoppingError, SupersededError
 from agentrt.serving.programs.client_programs import RequestEntry
 from agentrt.tracking.scope import Scope
 
-ENDS = (CallTimeoutError, CalledOffError, SupersededError)
+ENDS = (CallTimeoutError, CalledOffError, StoppingError, SupersededError)
 """The errors with which a request ends while its calls and tools run."""
 _LATER_S = 0.1
 _LOG = logging.getLogger(__name__)
@@ -73,11 +73,7 @@ class RequestCaller(Caller):
         Raises the error with which the request was cancelled, or `CalledOffError` if the program
         has ended, or `StoppingError` if the server has ended it because it closes.
         """
-        run = self._entry.program.run
-        if run.ended_at is not None:
-            raise self._ended()
-        if self._off is not None:
-            raise self._off
+        run = self._check_open()
         scope = scope or self._entry.scope()
 
         def ended() -> None:
@@ -120,11 +116,12 @@ class RequestCaller(Caller):
 
     def _check_open(self) -> Run:
         """Return the program's run. Raises the error with which the request was cancelled, or
-        `CalledOffError` if the program has ended.
+        `CalledOffError` if the program has ended, or `StoppingError` if the server has ended it
+        because it closes.
         """
         run = self._entry.program.run
         if run.ended_at is not None:
-            raise CalledOffError(run.id)
+            raise self._ended()
         if self._off is not None:
             raise self._off
         return run

@@ -60,6 +60,11 @@ def parse_flags(flags: Sequence[str]) -> Namespace:
 
     class Parser(FlexibleArgumentParser):
         def error(self, message: str) -> Any:
+            if message.startswith("unrecognized arguments"):
+                message += (
+                    "; after -- come flags of vLLM, which 'vllm serve --help=all' lists, and "
+                    "options of agentrt come before --"
+                )
             raise ConfigError(f"vLLM's options: {message}")
 
     parser = make_arg_parser(Parser(add_help=False, exit_on_error=False))
