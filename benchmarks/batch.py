@@ -35,7 +35,6 @@ from agentrt.lab.commands.options import (
     policy_option,
     programs_option,
     silence_vllm,
-    workload_option,
 )
 from agentrt.lab.engine.hardware import hardware
 from agentrt.lab.engine.headless import BLOCK_SIZE
@@ -75,6 +74,7 @@ from benchmarks.memory.cells import (
     with_room_for_all,
 )
 from benchmarks.memory.real import ON_CPU, Engines, engines_of, real_options
+from benchmarks.options import workload_option
 from benchmarks.rivals import CAP, THUNDER
 from benchmarks.rivals.gates import Cap
 

@@ -24,7 +24,6 @@ from agentrt.cli.numbers import NumberRange
 from agentrt.executors.identity import to_extra_args
 from agentrt.lab.commands.options import (
     ManyCommand,
-    counts,
     many,
     policy_option,
     silence_vllm,
@@ -37,6 +36,7 @@ from agentrt.lab.reports.tables import markdown
 from agentrt.lab.runs.contenders import DEFAULT, STOCK, check_parts, contender, contenders
 from agentrt.request import Identity
 from benchmarks.cells import seeds_of, study_options
+from benchmarks.options import counts
 from benchmarks.workloads.sizes import Sizes
 
 GPUS = 8

@@ -28,7 +28,6 @@ from agentrt.lab.commands.options import (
     file,
     jobs_option,
     json_flag,
-    load_option,
     max_num_seqs_option,
     policy_option,
     programs_option,
@@ -43,6 +42,7 @@ from agentrt.lab.runs.contenders import contenders
 from agentrt.lab.runs.grid import RunSpec, Setting, Source, grid
 from agentrt.scheduler import SchedulerConfig
 from agentrt.scheduler.policies import policy_class
+from benchmarks.options import load_option
 from benchmarks.plots import draw_curves
 from benchmarks.steps import SlotMachine
 from tests.lab.toys import ToyCall, ToyEngine, ToyProgram

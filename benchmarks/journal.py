@@ -31,9 +31,7 @@ from agentrt.journal.journal import Content
 from agentrt.journal.store import SQLiteStore
 from agentrt.lab.commands.options import (
     count_option,
-    json_option,
     note,
-    repeat_option,
 )
 from agentrt.lab.runs.grid import turns
 from agentrt.program import Context, Program
@@ -42,6 +40,10 @@ from agentrt.runtime import Runtime
 from agentrt.runtime.durable import Durable
 from agentrt.scheduler.config import SchedulerConfig
 from benchmarks.harness import Column, Results, run_shown, show
+from benchmarks.options import (
+    json_option,
+    repeat_option,
+)
 
 OFF, INSTANT, VLLM = "off", "answers at once", "vLLM"
 _KEPT: Sequence[Content] = ("none", "full")

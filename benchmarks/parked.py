@@ -24,7 +24,11 @@ import click
 from agentrt import Context, Runtime, program
 from agentrt.journal import Journal
 from agentrt.journal.store import SQLiteStore
-from agentrt.lab.commands.options import json_option, note, programs_option, seed_option
+from agentrt.lab.commands.options import (
+    note,
+    programs_option,
+    seed_option,
+)
 from agentrt.runtime.run import Run
 from agentrt.serving.programs.api import go_on
 from agentrt.serving.programs.bodies import RunRequest
@@ -33,6 +37,7 @@ from agentrt.serving.programs.runs import ProgramRuns
 from agentrt.serving.questions.server_questions import QuestionFilter, Viewer
 from agentrt.serving.server import ServedProgram, Server
 from benchmarks.harness import WHOLE, Column, Figures, Results, run_with_table
+from benchmarks.options import json_option
 from tests.doubles.scripted import ScriptedExecutor
 
 BATCH = 500

@@ -25,12 +25,10 @@ from agentrt.errors import ConfigError
 from agentrt.lab.backends.virtual import Virtual
 from agentrt.lab.commands.options import (
     ManyCommand,
-    load_option,
     policy_option,
     programs_option,
     silence_vllm,
     text_option,
-    workload_option,
 )
 from agentrt.lab.driver import drive
 from agentrt.lab.engine.headless import BLOCK_SIZE
@@ -43,6 +41,10 @@ from benchmarks.cells import Cell, Load, cells_of, check_names, measured, seeds_
 from benchmarks.harness import Column, Figures, positive, spread_text, table
 from benchmarks.memory.cells import ALL_WORKS, RECORDED, Memory, Setup, with_room_for_all
 from benchmarks.mixes import ALIKE, LONGEST, MIXES, UNLIKE
+from benchmarks.options import (
+    load_option,
+    workload_option,
+)
 
 WANTED_UNLIKE, WANTED_ALIKE = 0.90, 1.01
 """The highest acceptable mean completion time of a first run, as a multiple of stock vLLM's."""

@@ -32,12 +32,9 @@ from agentrt.executors.identity import to_extra_args
 from agentrt.lab.commands.options import (
     ManyCommand,
     count_option,
-    counts,
-    json_option,
     many,
     note,
     policy_option,
-    repeat_option,
     seed_option,
     silence_vllm,
 )
@@ -46,6 +43,11 @@ from agentrt.lab.runs.contenders import STOCK, Contender, check_parts, contender
 from agentrt.lab.runs.grid import turns
 from agentrt.request import Identity
 from benchmarks.harness import Column, Figures, Results, no_collections, ratios, run_with_table
+from benchmarks.options import (
+    counts,
+    json_option,
+    repeat_option,
+)
 
 CASES = (STOCK, "fcfs", "atlas", "adaptive", "adaptive+cost", "adaptive+cost+memory")
 CALLS = 4

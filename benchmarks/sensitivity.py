@@ -32,7 +32,6 @@ from agentrt.lab.commands.options import (
     many,
     programs_option,
     silence_vllm,
-    workload_option,
 )
 from agentrt.lab.reports.tables import digits, markdown
 from agentrt.lab.runs.contenders import DEFAULT, contender
@@ -48,6 +47,7 @@ from benchmarks.cells import (
 from benchmarks.harness import Figures
 from benchmarks.memory.cells import HELD_OUT_WORKS, Memory, MemoryLoad, Setup
 from benchmarks.memory.plan import FIRST_HELD_OUT
+from benchmarks.options import workload_option
 
 PLACES = (("agentrt.scheduler", "**/*.py"), ("agentrt.executors.vllm.engine_core", "scheduler*.py"))
 """The packages with the scheduler, and the patterns of its files."""

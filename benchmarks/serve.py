@@ -27,14 +27,16 @@ from agentrt.lab.commands.options import (
     ManyCommand,
     count_option,
     max_num_seqs_option,
-    model_option,
     note,
     policy_option,
-    repeat_option,
 )
 from agentrt.lab.runs.contenders import DEFAULT, STOCK
 from agentrt.lab.runs.grid import turns
 from benchmarks.harness import WHOLE, Column, Figures, Results, percentile, ratios, run_shown, show
+from benchmarks.options import (
+    model_option,
+    repeat_option,
+)
 from benchmarks.servers import AgentrtServer, Server, all_started, engine_and_model, scheduling
 
 CALLS = 3

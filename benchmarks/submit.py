@@ -25,10 +25,7 @@ import httpx
 from agentrt.engines import EngineOptions
 from agentrt.lab.commands.options import (
     count_option,
-    json_option,
-    model_option,
     note,
-    repeat_option,
 )
 from agentrt.lab.runs.grid import turns
 from agentrt.serving.tenants.keys import new_key
@@ -41,6 +38,11 @@ from benchmarks.harness import (
     ratios,
     run_shown,
     show,
+)
+from benchmarks.options import (
+    json_option,
+    model_option,
+    repeat_option,
 )
 from benchmarks.servers import AgentrtServer, engine_and_model
 

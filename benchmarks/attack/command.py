@@ -26,7 +26,6 @@ from agentrt.engines import EngineOptions
 from agentrt.executors.vllm.options import prepare_environment
 from agentrt.lab.commands.options import (
     count_option,
-    json_option,
     note,
     text_option,
 )
@@ -35,6 +34,7 @@ from agentrt.serving.tenants.keys import new_key
 from benchmarks.attack.attacker import Spec, attacked
 from benchmarks.attack.attacks import ATTACKS, Attack
 from benchmarks.harness import Column, Results, no_collections, percentile, ratios, run_with_table
+from benchmarks.options import json_option
 from benchmarks.servers import AgentrtServer
 from tests.doubles.tinymodel import tiny_model
 

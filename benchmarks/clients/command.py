@@ -20,11 +20,9 @@ from agentrt.cli.numbers import NumberRange
 from agentrt.errors import ConfigError
 from agentrt.lab.commands.options import (
     ManyCommand,
-    counts,
     json_flag,
     many,
     max_num_seqs_option,
-    model_option,
     note,
     policy_option,
     silence_vllm,
@@ -35,6 +33,10 @@ from agentrt.lab.runs.contenders import DEFAULT, STOCK
 from benchmarks.clients import real, virtual
 from benchmarks.clients.load import QUARTER_S, Counted, by_minute
 from benchmarks.harness import run_shown
+from benchmarks.options import (
+    counts,
+    model_option,
+)
 from benchmarks.servers import engine_and_model, scheduling
 
 OFF = "adaptive+cost"

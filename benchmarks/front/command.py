@@ -19,9 +19,13 @@ import click
 import httpx
 
 from agentrt.errors import EngineStartError
-from agentrt.lab.commands.options import json_option, note, repeat_option
+from agentrt.lab.commands.options import note
 from agentrt.lab.runs.grid import turns
 from benchmarks.harness import WHOLE, Column, Figures, Results, ratios, run_with_table
+from benchmarks.options import (
+    json_option,
+    repeat_option,
+)
 from benchmarks.serve import SINGLES, Turn, user
 from benchmarks.servers import piped
 

@@ -20,17 +20,19 @@ import httpx
 
 from agentrt.errors import AgentrtError, UsageError
 from agentrt.lab.commands.options import (
-    json_option,
     many,
     max_num_seqs_option,
-    model_option,
     note,
-    repeat_option,
 )
 from agentrt.lab.runs.contenders import DEFAULT, STOCK
 from agentrt.lab.runs.grid import turns
 from benchmarks.generators.others import GENERATORS, TURNS, Generator, Target
-from benchmarks.harness import WHOLE, Column, Figures, Results, ratios, run_with_table
+from benchmarks.harness import WHOLE, Column, Figures, Results, in_turns, ratios, run_with_table
+from benchmarks.options import (
+    json_option,
+    model_option,
+    repeat_option,
+)
 from benchmarks.servers import AgentrtServer, Server, all_started, engine_and_model
 from tests.clients.processes import run
 

@@ -21,10 +21,8 @@ from agentrt.interrupts import Tool
 from agentrt.lab.commands.options import (
     ManyCommand,
     count_option,
-    json_option,
     many,
     note,
-    repeat_option,
 )
 from agentrt.lab.runs.grid import turns
 from benchmarks.harness import (
@@ -38,6 +36,10 @@ from benchmarks.harness import (
     show,
 )
 from benchmarks.interrupts.transports import TRANSPORTS, Call
+from benchmarks.options import (
+    json_option,
+    repeat_option,
+)
 from tests.doubles.scripted import ScriptedExecutor
 
 TURN = 10

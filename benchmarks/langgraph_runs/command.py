@@ -24,14 +24,15 @@ from langgraph_sdk.client import LangGraphClient
 from agentrt.errors import ConfigError
 from agentrt.lab.commands.options import (
     count_option,
-    json_option,
-    model_option,
     note,
-    repeat_option,
     silence_vllm,
 )
-from agentrt.lab.runs.grid import turns
-from benchmarks.harness import Column, Figures, Results, ratios, run_with_table
+from benchmarks.harness import Column, Figures, Results, in_turns, ratios, run_with_table
+from benchmarks.options import (
+    json_option,
+    model_option,
+    repeat_option,
+)
 from benchmarks.servers import AgentrtServer, engine_and_model
 
 GRAPH = "steps"

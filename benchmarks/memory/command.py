@@ -34,7 +34,6 @@ from agentrt.lab.commands.options import (
     seeds_option,
     silence_vllm,
     step_time_option,
-    workload_option,
 )
 from agentrt.lab.engine.hardware import hardware
 from agentrt.lab.engine.headless import BLOCK_SIZE
@@ -67,6 +66,7 @@ from benchmarks.memory.report import (
     read_earlier,
     table,
 )
+from benchmarks.options import workload_option
 
 _FACTOR = NumberRange(min=0, min_open=True)
 _NAMES = ", ".join(ALL_WORKS)

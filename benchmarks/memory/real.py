@@ -15,13 +15,13 @@ from agentrt.executors.vllm.options import prepare_environment
 from agentrt.lab.backends.gates import Gate
 from agentrt.lab.backends.real import Open, engine_for, serve, warm_up
 from agentrt.lab.commands.calibrate import Calibration
-from agentrt.lab.commands.options import Option, model_option
+from agentrt.lab.commands.options import Option
 from agentrt.lab.engine.engines import engine_options, lab_engine, model_in_words, started
 from agentrt.lab.engine.step_time import StepTimeModel
 from agentrt.lab.outcome import RunOutcome
 from agentrt.lab.runs.contenders import Contender
 from benchmarks.cells import Load
-from benchmarks.harness import model_shape_option
+from benchmarks.options import model_option
 
 ON_CPU = 32
 """Tokens of a block, also in virtual time. vLLM's attention on CPUs needs multiples of 32."""

@@ -25,7 +25,6 @@ from agentrt.lab.commands.options import (
     jobs_option,
     json_flag,
     kv_blocks_option,
-    load_option,
     max_num_seqs_option,
     policy_option,
     programs_option,
@@ -38,6 +37,7 @@ from agentrt.lab.runs.contenders import BASELINE, STOCK, contenders
 from agentrt.lab.runs.grid import RunSpec, Setting, Source, do, grid
 from agentrt.lab.runs.machine import Machine, vllm_version
 from agentrt.lab.workloads.arrivals import Pressure
+from benchmarks.options import load_option
 from benchmarks.paper.report import Panel, as_values, draw, page
 from benchmarks.policies.plan import source_of
 from benchmarks.steps import SlotMachine

@@ -19,7 +19,6 @@ from agentrt.lab.commands.options import (
     json_flag,
     many,
     max_num_seqs_option,
-    model_option,
     policy_option,
     programs_option,
     seed_option,
@@ -42,7 +41,8 @@ from benchmarks.equal_latency import (
     repeats_as_dicts,
     times,
 )
-from benchmarks.harness import FlagsCommand, model_shape_option
+from benchmarks.harness import FlagsCommand
+from benchmarks.options import model_option
 from benchmarks.plots import draw_curves
 from benchmarks.policies.plan import POLICIES, Measured, Plan, read
 from benchmarks.tables import ALL, about_workload, latencies, where_it_went

@@ -10,10 +10,14 @@ import click
 from agentrt.cli.numbers import NumberRange
 from agentrt.cli.options import together
 from agentrt.errors import ConfigError
-from agentrt.lab.commands.options import Option, text_option, workload_option
-from agentrt.lab.commands.simulate.policies import machine_options, read_fleet, read_machine
+from agentrt.lab.commands.options import (
+    Option,
+    text_option,
+)
+from agentrt.lab.commands.simulate.options import machine_options, read_fleet, read_machine
 from agentrt.lab.runs.machine import Machine
 from agentrt.lab.workloads.traces import KNOWN
+from benchmarks.options import workload_option
 from benchmarks.steps import SlotMachine
 
 DEFAULT_WORKLOADS = ("mixed",)

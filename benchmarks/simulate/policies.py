@@ -14,10 +14,8 @@ from agentrt.cli.plots import check_plot
 from agentrt.errors import ConfigError
 from agentrt.lab.commands.options import (
     ManyCommand,
-    counts,
     file,
     json_flag,
-    load_option,
     many,
     seeds_option,
 )
@@ -38,6 +36,10 @@ from agentrt.lab.reports.policies import as_values, conditions
 from agentrt.lab.runs.contenders import BASELINE
 from agentrt.lab.runs.grid import Setting
 from agentrt.lab.workloads.arrivals import Pressure
+from benchmarks.options import (
+    counts,
+    load_option,
+)
 from benchmarks.plots import draw_curves
 from benchmarks.simulate.options import (
     DEFAULT_WORKLOADS,

@@ -17,9 +17,7 @@ import click
 import benchmarks.workloads  # noqa: F401  # makes their names known
 from agentrt.lab.commands.options import (
     ManyCommand,
-    counts,
     json_flag,
-    load_option,
     many,
     programs_option,
     seeds_option,
@@ -35,6 +33,10 @@ from agentrt.lab.runs.grid import RunResult, RunSpec, Setting, do
 from agentrt.lab.runs.machine import Machine
 from agentrt.router import make_router, router_names
 from benchmarks.harness import Column, table
+from benchmarks.options import (
+    counts,
+    load_option,
+)
 from benchmarks.simulate.options import (
     DEFAULT_WORKLOADS,
     depth_options,

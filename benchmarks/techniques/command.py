@@ -33,14 +33,16 @@ from agentrt.executors.vllm.default_model import default_model
 from agentrt.executors.vllm.options import prepare_environment
 from agentrt.lab.commands.options import (
     count_option,
-    json_option,
     many,
-    model_option,
     note,
-    repeat_option,
 )
 from agentrt.lab.runs.grid import turns
 from benchmarks.harness import SPREAD, WHOLE, Column, Figures, Results, ratios, run_with_table
+from benchmarks.options import (
+    json_option,
+    model_option,
+    repeat_option,
+)
 from benchmarks.servers import StockServer
 from benchmarks.techniques.attention import ATTENTIONS, PlainModel, PlainThread
 from benchmarks.techniques.table import OF_A_TRAINED_MODEL, TECHNIQUES, Technique

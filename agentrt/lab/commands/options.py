@@ -105,19 +105,9 @@ a word or a number.
 """
 
 
-def workload_option(about: str, *, former: Sequence[str] = ()) -> Option:
-    """Return ``--workload``, a list of workloads whose programs run."""
-    return many("--workload", metavar="NAME,…", help=about, former=former)
-
-
 def policy_option(about: str, *, former: Sequence[str] = ()) -> Option:
     """Return ``--policy``, a list of policies to compare."""
     return many("--policy", metavar="NAME,…", help=about, former=former)
-
-
-def load_option(about: str, *, former: Sequence[str] = ()) -> Option:
-    """Return ``--load``, a list of arrival rates as shares of the engine's capacity."""
-    return many("--load", metavar="X,…", help=about, former=former)
 
 
 def seeds_option(default: int | None = None, suffix: str = "", first: str = "--seed") -> Option:
@@ -131,13 +121,6 @@ def seeds_option(default: int | None = None, suffix: str = "", first: str = "--s
 def programs_option(about: str = "Number of programs.", default: int | None = None) -> Option:
     """Return ``--programs``, the number of programs of a workload."""
     return count_option("--programs", about=about, default=default)
-
-
-def repeat_option(
-    default: int, about: str = "Number of times that each side is measured."
-) -> Option:
-    """Return ``--repeat``, the number of times that each compared side is measured."""
-    return count_option("--repeat", about=about, default=default)
 
 
 def max_num_seqs_option(default: int | None = None, suffix: str = "") -> Option:
@@ -169,8 +152,6 @@ def json_flag(about: str) -> Option:
 jobs_option: Option = count_option(
     "--jobs", metavar="J", about="Number of processes.  [default: one per core]"
 )
-model_option: Option = text_option("--model", "MODEL", "Model: a folder or a Hugging Face name.")
-json_option = json_flag("Print the medians as one JSON line.")
 
 
 def first_seed_option(first: int = 0) -> Option:
@@ -179,19 +160,6 @@ def first_seed_option(first: int = 0) -> Option:
 
 
 seed_option: Option = first_seed_option()
-
-
-# -- values ----------------------------------------------------------------------------
-
-
-def counts(option: str, texts: Sequence[str]) -> list[int]:
-    """Return the values of an option as numbers. Raises `ConfigError` for a value that is not a
-    whole number of at least 1.
-    """
-    for text in texts:
-        if not text.isdecimal() or int(text) < 1:
-            raise ConfigError(f"{option} {text!r}: give a whole number of at least 1")
-    return [int(text) for text in texts]
 
 
 def note(message: str) -> None:

@@ -1,0 +1,42 @@
+"""Command-line options that only benchmarks have, and the functions that read their values.
+
+`agentrt.lab.commands.options` has the options that `agentrt` has, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from agentrt.errors import ConfigError
+from agentrt.lab.commands.options import Option, count_option, json_flag, many, text_option
+
+
+def workload_option(about: str, *, former: Sequence[str] = ()) -> Option:
+    """Return ``--workload``, a list of workloads whose programs run."""
+    return many("--workload", metavar="NAME,…", help=about, former=former)
+
+
+def load_option(about: str, *, former: Sequence[str] = ()) -> Option:
+    """Return ``--load``, a list of arrival rates as shares of the engine's capacity."""
+    return many("--load", metavar="X,…", help=about, former=former)
+
+
+def repeat_option(
+    default: int, about: str = "Number of times that each side is measured."
+) -> Option:
+    """Return ``--repeat``, the number of times that each compared side is measured."""
+    return count_option("--repeat", about=about, default=default)
+
+
+model_option: Option = text_option("--model", "MODEL", "Model: a folder or a Hugging Face name.")
+json_option = json_flag("Print the medians as one JSON line.")
+
+
+def counts(option: str, texts: Sequence[str]) -> list[int]:
+    """Return the values of an option as numbers. Raises `ConfigError` for a value that is not a
+    whole number of at least 1.
+    """
+    for text in texts:
+        if not text.isdecimal() or int(text) < 1:
+            raise ConfigError(f"{option} {text!r}: give a whole number of at least 1")
+    return [int(text) for text in texts]
