@@ -42,7 +42,10 @@ from agentrt.lab.commands.options import (
     silence_vllm,
     text_option,
 )
-from agentrt.lab.engine.engines import LabEngine, engine_options, started
+from agentrt.lab.engine.engines import (
+    LabEngine,
+    started,
+)
 from agentrt.lab.engine.hardware import hardware, processor
 from agentrt.lab.engine.step_time import StepTimeModel
 from agentrt.lab.engine.virtual import VirtualOptions
@@ -60,6 +63,7 @@ from benchmarks.gpu.predict import (
 )
 from benchmarks.gpu.report import OFFLOADS, Cell, Done, Report
 from benchmarks.harness import FlagsCommand, run_shown
+from benchmarks.shapes import engine_options
 from benchmarks.workloads.agents import JOBS
 
 _FOLDER = click.Path(file_okay=False, path_type=Path)

@@ -16,12 +16,19 @@ from agentrt.lab.backends.gates import Gate
 from agentrt.lab.backends.real import Open, engine_for, serve, warm_up
 from agentrt.lab.commands.calibrate import Calibration
 from agentrt.lab.commands.options import Option
-from agentrt.lab.engine.engines import engine_options, lab_engine, model_in_words, started
+from agentrt.lab.engine.engines import (
+    lab_engine,
+    started,
+)
 from agentrt.lab.engine.step_time import StepTimeModel
 from agentrt.lab.outcome import RunOutcome
 from agentrt.lab.runs.contenders import Contender
 from benchmarks.cells import Load
 from benchmarks.options import model_option
+from benchmarks.shapes import (
+    engine_options,
+    model_in_words,
+)
 
 ON_CPU = 32
 """Tokens of a block, also in virtual time. vLLM's attention on CPUs needs multiples of 32."""

@@ -24,7 +24,10 @@ from agentrt.lab.backends.real import (
     warm_up,
 )
 from agentrt.lab.commands.progress import Meter, do_on_engines
-from agentrt.lab.engine.engines import LabEngine, engine_options, model_in_words, started
+from agentrt.lab.engine.engines import (
+    LabEngine,
+    started,
+)
 from agentrt.lab.engine.hardware import hardware
 from agentrt.lab.engine.virtual import VirtualOptions
 from agentrt.lab.runs.contenders import Contender
@@ -33,6 +36,10 @@ from agentrt.lab.runs.machine import Machine, vllm_version
 from agentrt.lab.workloads.arrivals import Pressure, at_once
 from agentrt.lab.workloads.shape import Cut
 from benchmarks.policies.plan import Measured, Plan
+from benchmarks.shapes import (
+    engine_options,
+    model_in_words,
+)
 from benchmarks.tables import about_workload
 
 

@@ -14,7 +14,6 @@ import benchmarks.workloads  # noqa: F401  # makes their names known
 from agentrt.engines import EngineOptions
 from agentrt.errors import CallRejectedError, ConfigError
 from agentrt.lab.engine.engines import LabEngine, StockEngine
-from agentrt.lab.engine.shapes import FLAGS, shape_folder
 from agentrt.lab.runs.contenders import contenders
 from agentrt.lab.runs.grid import Source
 from agentrt.lab.workloads.arrivals import Pressure
@@ -23,6 +22,7 @@ from agentrt.lab.workloads.shape import Cut
 from agentrt.request import Call, CallSpec, Identity
 from agentrt.scheduler import SchedulerConfig
 from benchmarks.policies.real import RealBench
+from benchmarks.shapes import FLAGS, shape_folder
 
 pytest.importorskip("vllm")
 pytestmark = pytest.mark.engine

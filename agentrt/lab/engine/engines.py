@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -12,8 +12,7 @@ from agentrt.errors import ConfigError, EngineStartError
 from agentrt.executors.history import NONE
 from agentrt.executors.vllm._compat.core import ask_scheduler
 from agentrt.executors.vllm.engine import VLLMEngine
-from agentrt.executors.vllm.options import EngineOptions, check_model
-from agentrt.lab.engine.shapes import FLAGS, shape_folder
+from agentrt.executors.vllm.options import EngineOptions
 from agentrt.lab.engine.virtual import PrioritizedCall, StockPolicy
 from agentrt.request import Call
 from agentrt.scheduler.config import SchedulerConfig
@@ -42,28 +41,6 @@ async def started(engine: LabEngine, *, verbose: bool = False) -> AsyncIterator[
             ) from error
         finally:
             await engine.close()
-
-
-def engine_options(
-    model: str | None, shape: str | None, slots: int | None, flags: Sequence[str]
-) -> EngineOptions:
-    """Return the options for a model, or for a ``shape`` with made-up weights.
-
-    ``slots`` is the maximum number of running calls. Raises `ModelLoadError` or `ConfigError` for
-    an unknown model or shape, before anything is loaded.
-    """
-    if shape is not None:
-        model, flags = shape_folder(shape), (*FLAGS, *flags)
-    elif model is not None:
-        check_model(model)
-    return EngineOptions(model, slots, flags=tuple(flags))
-
-
-def model_in_words(model: str | None, shape: str | None) -> str:
-    """Name the model for the head of a table."""
-    if shape is not None:
-        return f"a model of the shape {shape} with made-up weights"
-    return model or "the embedded default model"
 
 
 def lab_engine(base: EngineOptions, scheduling: SchedulerConfig | StockPolicy) -> LabEngine:

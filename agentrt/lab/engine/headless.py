@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from agentrt.executors.identity import VLLM_KEY
 from agentrt.executors.vllm.options import kv_events_config
-from agentrt.lab.engine.shapes import shape_folder
+from agentrt.lab.engine.shapes import tiny_folder
 from agentrt.lab.engine.step_time import StepWork
 from agentrt.router.kv_events import KV_EVENTS
 
@@ -37,7 +37,7 @@ def base_config() -> VllmConfig:
     from vllm.engine.arg_utils import EngineArgs
 
     args = EngineArgs(
-        model=shape_folder("tiny"),
+        model=tiny_folder(),
         skip_tokenizer_init=True,
         load_format="dummy",
         enforce_eager=True,

@@ -18,11 +18,11 @@ from agentrt.cli.faults import StoppedError
 from agentrt.errors import ConfigError
 from agentrt.executors.chat_api import Frontend
 from agentrt.executors.vllm.entrypoints.models import open_frontend
-from agentrt.executors.vllm.options import EngineOptions, prepare_environment
+from agentrt.executors.vllm.options import EngineOptions, check_model, prepare_environment
 from agentrt.lab.backends.real import Open, about_engine, by_engine, engine_for, serve, warm_up
 from agentrt.lab.commands.options import note
 from agentrt.lab.commands.progress import Meter, do_on_engines
-from agentrt.lab.engine.engines import LabEngine, engine_options, started
+from agentrt.lab.engine.engines import LabEngine, started
 from agentrt.lab.engine.hardware import hardware
 from agentrt.lab.runs.contenders import Contender, check_on_one_engine
 from agentrt.lab.runs.grid import RunSpec
@@ -203,6 +203,7 @@ def _engine_options(
     if not model:
         raise ConfigError(_NO_MODEL)
     all_flags = (*chain(*flags), *options["engine_flags"])
-    base = engine_options(model, None, sizes.get("max_num_seqs"), all_flags)
+    check_model(model)
+    base = EngineOptions(model, sizes.get("max_num_seqs"), flags=all_flags)
     prepare_environment(base)
     return base

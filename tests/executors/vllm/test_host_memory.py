@@ -13,7 +13,7 @@ from agentrt.errors import AgentrtError, ConfigError
 from agentrt.executors.vllm import host_memory
 from agentrt.executors.vllm.host_memory import HostRoom
 from agentrt.executors.vllm.options import engine_args
-from agentrt.lab.engine.shapes import shape_folder
+from agentrt.lab.engine.shapes import tiny_folder
 
 GIB = 1 << 30
 
@@ -149,7 +149,7 @@ def test_where_vllm_refuses_it_the_engine_goes_on_without(
 
     monkeypatch.setattr(AsyncEngineArgs, "create_engine_config", refusing)
     flags = ("--load-format", "dummy", "--skip-tokenizer-init", "--max-model-len", "512")
-    model = shape_folder("tiny")
+    model = tiny_folder()
     engine = VLLMEngine(EngineOptions(model, flags=flags, host_memory=size))
     engine.model = model
     if size != "auto":
