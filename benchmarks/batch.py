@@ -74,7 +74,7 @@ from benchmarks.memory.cells import (
     with_room_for_all,
 )
 from benchmarks.memory.real import ON_CPU, Engines, engines_of, real_options
-from benchmarks.options import workload_option
+from benchmarks.options import number, workload_option
 from benchmarks.rivals import CAP, THUNDER
 from benchmarks.rivals.gates import Cap
 
@@ -407,7 +407,7 @@ def _contenders(names: Sequence[str], *, real: bool) -> list[str]:
 def _share(text: str) -> float:
     if text == AMPLE:
         return math.inf
-    return positive("--memory", text, f"0.25, or {AMPLE}")
+    return number("--memory", text, f"a positive number such as 0.25, or {AMPLE}")
 
 
 def read_runs(path: Path) -> list[dict[str, Any]]:

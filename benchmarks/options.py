@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from agentrt.errors import ConfigError
@@ -40,3 +41,20 @@ def counts(option: str, texts: Sequence[str]) -> list[int]:
         if not text.isdecimal() or int(text) < 1:
             raise ConfigError(f"{option} {text!r}: give a whole number of at least 1")
     return [int(text) for text in texts]
+
+
+def number(
+    option: str, text: str, what: str, least: float | None = None, *, unit: str = ""
+) -> float:
+    """Return the value of an option, without the ``unit`` at its end, as a number: at least
+    ``least``, or above 0 if that is None.
+
+    Raises `ConfigError`, which says to give ``what``, for any other text, and for infinity.
+    """
+    try:
+        value = float(text.removesuffix(unit))
+    except ValueError:
+        value = math.nan
+    if not (value > 0 if least is None else value >= least) or math.isinf(value):
+        raise ConfigError(f"{option} {text!r}: give {what}")
+    return value

@@ -43,6 +43,7 @@ from benchmarks.memory.cells import ALL_WORKS, RECORDED, Memory, Setup, with_roo
 from benchmarks.mixes import ALIKE, LONGEST, MIXES, UNLIKE
 from benchmarks.options import (
     load_option,
+    number,
     workload_option,
 )
 
@@ -110,7 +111,8 @@ def room(**options: Any) -> None:
     is better. Mean and P99 should be at most 1.01 below a load of 1, and at most 1.00 from 1 on.
     """
     names = check_names("workload", options["workload"], WORKS)
-    loads = [positive("--load", text, "0.6") for text in options["load"] or LOADS]
+    such = "a positive number such as 0.6"
+    loads = [number("--load", text, such) for text in options["load"] or LOADS]
     # In this order, an early end leaves finished workloads.
     works = [Roomy(name, load, options["programs"]) for name, load in product(names, loads)]
     cells = cells_of(works, check_policies(options["policy"]), seeds_of(options))

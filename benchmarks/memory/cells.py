@@ -24,14 +24,14 @@ from agentrt.lab.reports.standard import standard
 from agentrt.lab.runs.contenders import Contender, contender
 from agentrt.lab.runs.grid import Source
 from agentrt.lab.runs.machine import capacity_per_s
-from agentrt.lab.workloads.arrivals import daily, poisson
+from agentrt.lab.workloads.arrivals import poisson
 from agentrt.lab.workloads.replay import UNSCALED, Scales, rescaled
 from agentrt.lab.workloads.shape import Cut, ProgramShape, cached_tokens, prompt_tokens
 from agentrt.lab.workloads.traces import Trace
 from agentrt.request import CallReport
 from benchmarks.cells import Load
 from benchmarks.harness import Figures
-from benchmarks.memory.held_out import HELD_OUT
+from benchmarks.memory.held_out import HELD_OUT, daily
 from benchmarks.rivals import CAP
 from benchmarks.workloads.agents import with_tools
 from benchmarks.workloads.generate import WORKLOADS, generate

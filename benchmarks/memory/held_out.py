@@ -7,8 +7,10 @@ longer show this. All sizes are our assumptions.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from random import Random
 
 from agentrt.lab.workloads.shape import ProgramShape
@@ -125,6 +127,38 @@ SHOP = Agent("shop", "lookup", _sizes(4), 1500, _sizes(150), _sizes(200), _sizes
 NEWS = Agent("news", "lookup", _sizes(3), 600, _sizes(80), _sizes(500), _sizes(60), branches=4)
 BANK = Agent("bank", "job", _sizes(8), 2000, _sizes(400), _sizes(300), _sizes(70))
 WORKS = Agent("works", "job", _sizes(16), 3000, _sizes(1500, high=3), _sizes(150), _sizes(40))
+
+SWING = 0.8
+"""Amplitude of the arrival rate over a day, as a share of the mean rate."""
+
+
+def daily(programs: Sequence[ProgramShape], rate_per_s: float, seed: int) -> list[ProgramShape]:
+    """Return Poisson arrivals whose rate follows one sine wave, with mean ``rate_per_s``.
+
+    The period of the wave is the time in which all programs arrive on average.
+    """
+    day_s, rng = len(programs) / rate_per_s, Random(f"daily/{seed}")
+    due = accumulate(rng.expovariate(1.0) for _ in programs)
+    return [
+        program.arriving(day_s * _hour(work / len(programs)))
+        for program, work in zip(programs, due, strict=True)
+    ]
+
+
+def _hour(due: float) -> float:
+    """Return the time of the day, from 0 to 1, at which a share ``due`` of the day's programs has
+    arrived on average.
+
+    The share that has arrived is a linear function of the time, minus a sine. The inverse of this
+    function is computed by bisection.
+    """
+    low, high = due - SWING, due + SWING
+    for _ in range(50):
+        middle = (low + high) / 2
+        early = middle - SWING / math.tau * math.sin(math.tau * middle) < due
+        low, high = (middle, high) if early else (low, middle)
+    return high
+
 
 HELD_OUT: Mapping[str, tuple[Generator, ...]] = {
     "long_coding": (long_coding,),

@@ -21,6 +21,7 @@ from agentrt.lab.runs.contenders import (
 )
 from agentrt.lab.workloads.traces import named
 from benchmarks.memory.cells import ALL_WORKS, RECORDED, WORKS, Lineup, Setup
+from benchmarks.options import number
 from benchmarks.rivals import CONTINUUM, THUNDER
 
 CAPS = (0.5, 0.75, 1.0, 1.5, 2.0, 3.0)
@@ -112,14 +113,5 @@ def _contenders(options: dict[str, Any]) -> list[Contender]:
 
 
 def _numbers(options: dict[str, Any], name: str, least: float = 1e-3) -> list[float]:
-    numbers = []
-    for text in options[name]:
-        try:
-            numbers.append(float(text))
-        except ValueError:
-            numbers.append(-1.0)
-        if not least <= numbers[-1] < float("inf"):
-            raise ConfigError(
-                f"--{name} {text!r}: give numbers of at least {least:g}, such as 0.25,1"
-            )
-    return numbers
+    such = f"numbers of at least {least:g}, such as 0.25,1"
+    return [number(f"--{name}", text, such, least) for text in options[name]]

@@ -17,6 +17,7 @@ from agentrt.lab.runs.grid import RunResult, Source
 from agentrt.lab.workloads.arrivals import Pressure
 from agentrt.lab.workloads.replay import Scales
 from agentrt.lab.workloads.shape import Cut
+from benchmarks.options import number
 
 POLICIES = ("priority-service", "priority-path", "mlfq", "plas", "atlas", "adaptive")
 WORKLOADS = {"sharegpt": "chat", "bfcl": "react"}
@@ -93,16 +94,9 @@ def _pressures(options: Mapping[str, Any]) -> list[Pressure]:
 
 
 def _pressure(text: str) -> Pressure:
-    try:
-        if text.endswith("x"):
-            value = Pressure.parse_rate(text.removesuffix("x")).value
-            return Pressure("load", value)
-        return Pressure.parse_rate(text)
-    except ConfigError as error:
-        raise ConfigError(
-            f"--rate {text!r}: give programs per second, such as 0.5, or a share of the engine's "
-            "capacity, such as 0.9x"
-        ) from error
+    what = "programs per second, such as 0.5, or a share of the engine's capacity, such as 0.9x"
+    value = number("--rate", text, what, unit="x")
+    return Pressure("load" if text.endswith("x") else "rate", value)
 
 
 def _source(options: Mapping[str, Any]) -> Source:

@@ -7,7 +7,6 @@ from statistics import fmean, median
 
 import pytest
 
-from agentrt.lab.workloads.arrivals import daily
 from agentrt.lab.workloads.shape import ProgramShape
 from benchmarks.memory.cells import HELD_OUT_WORKS, Memory, Setup
 from benchmarks.memory.held_out import (
@@ -16,6 +15,7 @@ from benchmarks.memory.held_out import (
     HELD_OUT,
     INSTRUCTION,
     TOOLS,
+    daily,
 )
 from benchmarks.workloads.agents import with_tools
 from benchmarks.workloads.generate import generate

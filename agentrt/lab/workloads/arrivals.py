@@ -1,4 +1,4 @@
-"""Arrival times of programs (Poisson, in bursts, over a day, or all at once), and loads.
+"""Arrival times of programs (Poisson, in bursts, or all at once), and loads.
 
 All functions that make arrivals return the programs in the same order, with ``arrives_s`` set.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import repeat
+from itertools import accumulate, repeat
 from random import Random
 from typing import Literal
 
@@ -64,35 +64,6 @@ def bursts(
     return _at(programs, times)
 
 
-SWING = 0.8
-"""Amplitude of the arrival rate over a day, as a share of the mean rate."""
-
-
-def daily(programs: Sequence[ProgramShape], rate_per_s: float, seed: int) -> list[ProgramShape]:
-    """Return Poisson arrivals whose rate follows one sine wave, with mean ``rate_per_s``.
-
-    The period of the wave is the time in which all programs arrive on average.
-    """
-    day_s = len(programs) / rate_per_s
-    due = _unit_poisson(Random(f"daily/{seed}"))
-    return _at(programs, (day_s * _hour(work / len(programs)) for work in due))
-
-
-def _hour(due: float) -> float:
-    """Return the time of the day, from 0 to 1, at which a share ``due`` of the day's programs has
-    arrived on average.
-
-    The share that has arrived is a linear function of the time, minus a sine. The inverse of this
-    function is computed by bisection.
-    """
-    low, high = due - SWING, due + SWING
-    for _ in range(50):
-        middle = (low + high) / 2
-        early = middle - SWING / math.tau * math.sin(math.tau * middle) < due
-        low, high = (middle, high) if early else (low, middle)
-    return high
-
-
 @dataclass(frozen=True, slots=True)
 class _Wave:
     """A rate that is ``high`` during the first ``share`` of each period, and then ``low``."""
@@ -124,10 +95,7 @@ class _Wave:
 
 def _unit_poisson(rng: Random) -> Iterator[float]:
     """Yield the times of a Poisson process with rate 1."""
-    now = 0.0
-    while True:
-        now += rng.expovariate(1.0)
-        yield now
+    return accumulate(rng.expovariate(1.0) for _ in repeat(None))
 
 
 def _at(programs: Sequence[ProgramShape], times: Iterator[float]) -> list[ProgramShape]:
@@ -174,16 +142,6 @@ class Pressure:
                 f"load {text!r}: a mean load in bursts must be between {LOW} and {HIGH}"
             )
         return cls("bursts" if bursty else "load", value)
-
-    @classmethod
-    def parse_rate(cls, text: str) -> Pressure:
-        """Parse a rate in programs per second. Raises `ConfigError` unless it is positive."""
-        value = _number(text)
-        if not 0 < value < math.inf:
-            raise ConfigError(
-                f"rate {text!r}: give a positive number of programs per second, such as 0.5"
-            )
-        return cls("rate", value)
 
     def __str__(self) -> str:
         match self.kind:

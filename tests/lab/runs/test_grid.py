@@ -69,7 +69,7 @@ def test_other_ways_to_arrive() -> None:
     for some, period in ((programs, 5), (many, 1000)):
         burst = bursts(some, 0.8 * 2.0, 7, load=0.8, period_programs=period)
         assert Pressure("bursts", 0.8).arrange(some, 2.0, 7) == burst
-    assert Pressure.parse_rate("0.5").rate_per_s(9.0) == 0.5
+    assert Pressure("rate", 0.5).rate_per_s(9.0) == 0.5
 
 
 # -- runs ------------------------------------------------------------------------------
