@@ -53,7 +53,7 @@ from agentrt.lab.outcome import RunOutcome
 from agentrt.lab.reports.standard import GoodputLimits, standard
 from agentrt.lab.runs.contenders import OFFLOADED, Contender, contender
 from agentrt.lab.runs.machine import vllm_version
-from benchmarks.gpu.plan import SIZES, Budget, Size, engine_of, in_order
+from benchmarks.gpu.plan import SIZES, Budget, Size, engine_of, goodput_limits, in_order
 from benchmarks.gpu.predict import (
     Prediction,
     Predictor,
@@ -143,7 +143,7 @@ def gpu(engine_flags: Sequence[str], **options: Any) -> None:
     folder = options.pop("predict")
     if folder is not None:
         silence_vllm()
-        limits = GoodputLimits.parse(options["goodput"])
+        limits = goodput_limits(options["goodput"])
         click.echo(predictions_of(folder, limits, engine_flags))
         return
     if options["out"] is None:
@@ -199,7 +199,7 @@ def _bench(options: dict[str, Any], flags: Sequence[str]) -> GpuBench:
         seeds,
         Budget(began + seconds * (1 - _KEPT) - STOP_WITHIN_S),
         report,
-        GoodputLimits.parse(options["goodput"]),
+        goodput_limits(options["goodput"]),
         started,
         None if file is None else StepTimeModel.load(file),
         {**options, "flags": list(flags)},

@@ -5,15 +5,18 @@ the time that is left.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean
 
+from agentrt.errors import ConfigError
+from agentrt.lab.reports.standard import GoodputLimits
 from agentrt.lab.runs.contenders import DEFAULT, STOCK
 from agentrt.lab.runs.grid import turns
 from agentrt.lab.workloads.replay import Scales, rescaled
 from agentrt.lab.workloads.shape import Cut, ProgramShape
 from benchmarks.gpu.report import CAPPED, OFFLOADS, UNCAPPED, Cell
+from benchmarks.options import number
 from benchmarks.rivals import THUNDER
 from benchmarks.workloads.agents import LONGEST, swe_smith
 
@@ -28,6 +31,20 @@ _SLACK = 1.2
 measured.
 """
 _WARM_UP_S = 3.0
+
+
+def goodput_limits(words: Iterable[str]) -> GoodputLimits:
+    """Parse limits such as ``ttft:2000``, as in vLLM's ``--goodput``. Raises `ConfigError` for an
+    unknown name, and for a value that is not a positive number.
+    """
+    values = {}
+    for word in words:
+        name, _, milliseconds = word.partition(":")
+        such = "milliseconds, as in ttft:2000,tpot:100,jct:60000"
+        if name not in GoodputLimits.__slots__:
+            raise ConfigError(f"--goodput {word!r}: give {such}")
+        values[name] = number(f"--goodput {name}", milliseconds, such)
+    return GoodputLimits(**values)
 
 
 @dataclass(frozen=True, slots=True)

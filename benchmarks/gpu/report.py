@@ -21,6 +21,22 @@ CAPPED, UNCAPPED = "capped", "uncapped"
 OFFLOADS = tuple(f"{name}+{OFFLOADED}" for name in (STOCK, DEFAULT))
 COMPARED = {"mean_jct_s": "JCT mean", "p99_jct_s": "JCT P99", "median_ttft_ms": "TTFT P50"}
 _SIDES = "real", "virtual"
+_SHOWN = {
+    "jobs_per_hour": "jobs/h",
+    "mean_jct_s": "JCT mean, s",
+    "p99_jct_s": "P99",
+    "median_ttft_ms": "TTFT P50, ms",
+    "p99_ttft_ms": "P99",
+    "median_tpot_ms": "TPOT P50, ms",
+    "request_goodput": "goodput, calls/s",
+    "prefix_cache_hit_rate": "hits",
+    "infinite_cache_hit_rate": "at best",
+    "slowdown_small": "slowdown: small",
+    "slowdown_large": "large",
+}
+"""The metrics of the measurements, with the heads of their columns. JCT is the job completion
+time.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +168,7 @@ def _measured(done: Sequence[Done]) -> str:
     by = _by_contender(done)
     over = [_over_stock(runs, by.get(STOCK, ()), "real") for runs in by.values()]
     real = {name: [run.real for run in runs] for name, runs in by.items()}
-    return short_table(real, {"JCT mean / stock": over})
+    return short_table("contender", _SHOWN, real, {"JCT mean / stock": over})
 
 
 def _over_stock(runs: Sequence[Done], stock: Sequence[Done], side: str) -> str:

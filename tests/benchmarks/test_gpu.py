@@ -143,7 +143,7 @@ def test_an_earlier_run_is_predicted_again(
     assert call(["gpu", "--predict", str(tmp_path)]) == 2
     assert "has no finished run of benchmarks gpu" in capsys.readouterr().err
     ran = Prediction("stock", 0, size, virtual_options(engine), TIMES).run()
-    real = standard(ran.outcomes, GoodputLimits.parse([]))
+    real = standard(ran.outcomes, GoodputLimits())
     record = {"cell": asdict(Cell(CAPPED, "stock", 0)), "blocks": 64, "real": real}
     (tmp_path / "records.jsonl").write_text(json.dumps(record) + "\n")
     assert call(["gpu", "--predict", str(tmp_path)]) == 0
@@ -321,3 +321,9 @@ def test_what_cannot_be_is_refused(
     assert words in capsys.readouterr().err
     assert call([*asked, *more]) == 2, "the folder may be used again"
     assert words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("word", ["ttft", "ttft:x", "itl:5", "jct:0", "tpot:-1"])
+def test_a_limit_that_is_none_is_refused(word: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(["gpu", "--predict", ".", "--goodput", word]) == 2
+    assert "ttft:2000,tpot:100,jct:60000" in capsys.readouterr().err

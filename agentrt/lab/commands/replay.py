@@ -69,7 +69,7 @@ def _replay_tables(runs: Sequence[Replayed]) -> str:
         f"mean / {RECORDED}": [f"{ratio:.2f}" for ratio in ratios],
     }
     metrics = {_name(run): [standard(run.outcomes)] for run in runs}
-    shown = short_table(metrics, columns, "policy", _HEADS)
+    shown = short_table("policy", _HEADS, metrics, columns)
     head = ["seconds of", *map(_name, runs)]
     each = [_latencies(run) for run in runs]
     rows = [

@@ -9,31 +9,16 @@ their unit, except ``duration``, which is in seconds. Unknown metrics are left o
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
 
-from agentrt.errors import ConfigError
 from agentrt.lab.outcome import Outcome, ServedCall, quantile
 from agentrt.lab.reports.tables import Spread, digits, in_digits, markdown
 
 _TAILS = {"p95": 0.95, "p99": 0.99, "p99.9": 0.999}
 _TURNS = ((1, 1), (2, 2), (3, 5), (6, 10), (11, None))
 _THIRDS = ("small", "medium", "large")
-SHORT = {
-    "jobs_per_hour": "jobs/h",
-    "mean_jct_s": "JCT mean, s",
-    "p99_jct_s": "P99",
-    "median_ttft_ms": "TTFT P50, ms",
-    "p99_ttft_ms": "P99",
-    "median_tpot_ms": "TPOT P50, ms",
-    "request_goodput": "goodput, calls/s",
-    "prefix_cache_hit_rate": "hits",
-    "infinite_cache_hit_rate": "at best",
-    "slowdown_small": "slowdown: small",
-    "slowdown_large": "large",
-}
-"""The metrics that tables show, with the heads of their columns. JCT is the job completion time."""
 _SHARES = ("prefix_cache_hit_rate", "infinite_cache_hit_rate")
 Metrics = Mapping[str, float]
 
@@ -45,25 +30,6 @@ class GoodputLimits:
     ttft: float = 2_000.0
     tpot: float = 100.0
     jct: float = 60_000.0
-
-    @classmethod
-    def parse(cls, words: Iterable[str]) -> GoodputLimits:
-        """Parse limits such as ``ttft:2000``, as in vLLM's ``--goodput``. Raises `ConfigError` for
-        an unknown name, and for a value that is not a positive number.
-        """
-        values = {}
-        for word in words:
-            name, _, number = word.partition(":")
-            try:
-                values[name] = float(number)
-            except ValueError:
-                values[name] = math.nan
-            if name not in cls.__slots__ or not values[name] > 0:
-                raise ConfigError(
-                    f"--goodput {word!r} is not a limit such as ttft:2000; give milliseconds, "
-                    "as in ttft:2000,tpot:100,jct:60000"
-                )
-        return cls(**values)
 
 
 def standard(jobs: Sequence[Outcome], limits: GoodputLimits | None = None) -> dict[str, float]:
@@ -139,16 +105,16 @@ def _of(name: str, values: Sequence[float]) -> dict[str, float]:
 
 
 def short_table(
+    first: str,
+    heads: Mapping[str, str],
     runs: Mapping[str, Sequence[Metrics]],
     columns: Mapping[str, Sequence[str]] | None = None,
-    first: str = "contender",
-    heads: Mapping[str, str] = SHORT,
 ) -> str:
     """Return a table with a row for each contender. Each cell has the median over the seeds, and in
     parentheses the smallest and the largest value; with one seed, it has the value alone.
 
-    ``columns`` maps the heads of further columns to the texts of their rows. ``first`` is the head
-    of the first column, and ``heads`` has the shown metrics with the heads of their columns.
+    ``first`` is the head of the first column, and ``heads`` has the shown metrics with the heads of
+    their columns. ``columns`` maps the heads of further columns to the texts of their rows.
     """
     known = {name for by_seed in runs.values() for metrics in by_seed for name in metrics}
     shown = [name for name in heads if name in known]
