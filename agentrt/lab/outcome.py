@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from agentrt.lab.engine.virtual import EngineCounts, sum_counts
@@ -123,21 +123,12 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """Statistics over many programs. Times are in seconds if nothing else is said. None or NaN
-    means unknown.
+    """Statistics over many programs. Times are in seconds if nothing else is said. NaN means
+    unknown.
 
     - ``token_latency_s`` is the program-level token latency (Agentix, §6.2): the latency of a
       program divided by the number of tokens that it generated, averaged over programs.
-    - ``unloaded_token_s`` is the token latency that the programs would have if each ran alone.
     - ``slowdown`` is the latency divided by the ideal latency, averaged over programs.
-    - ``mean_steps`` and ``p95_steps`` are latencies in engine steps.
-    - ``balance`` is the busy time of the busiest engine, divided by the mean of all engines.
-    - ``steady_per_s`` is the number of programs that ended by the last arrival, and
-      ``offered_per_s`` the number of all programs, both divided by the time from the first to the
-      last arrival; None if all programs arrived at once.
-    - ``prefix_hit_share`` is the share of prompt tokens that were in the prefix cache, and
-      ``recomputed_tokens`` is the number of tokens that were computed again after a preemption.
-    - ``cpu_us`` is the scheduler's CPU time per step in microseconds.
     """
 
     programs: int
@@ -153,17 +144,6 @@ class Summary:
     service_share: float
     tool_share: float
     preemptions: int
-    token_p95_s: float | None = None
-    token_p99_s: float | None = None
-    mean_steps: float | None = None
-    p95_steps: float | None = None
-    prefix_hit_share: float | None = None
-    recomputed_tokens: float | None = None
-    cpu_us: float | None = None
-    balance: float = 1.0
-    steady_per_s: float | None = None
-    offered_per_s: float | None = None
-    unloaded_token_s: float = math.nan
 
 
 def quantile(ordered: Sequence[float], share: float) -> float:
@@ -176,25 +156,15 @@ def quantile(ordered: Sequence[float], share: float) -> float:
     return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
 
 
-def summarize(
-    outcomes: Sequence[Outcome],
-    counts: EngineCounts | None = None,
-    busy_s: Sequence[float] = (),
-) -> Summary:
-    """Summarize a run. ``counts`` is the sum of the counts of its engines, and ``busy_s`` has the
-    busy seconds of each engine.
-    """
+def summarize(outcomes: Sequence[Outcome]) -> Summary:
+    """Summarize the programs of a run."""
     latencies = sorted(o.latency_s for o in outcomes)
-    token_latencies = sorted(o.token_latency_s for o in outcomes)
     n = len(latencies)
-    start = min(o.arrived_s for o in outcomes)
-    makespan = max(o.ended_s for o in outcomes) - start
+    makespan = max(o.ended_s for o in outcomes) - min(o.arrived_s for o in outcomes)
     waiting, service, tool = (
         sum(getattr(o, name) for o in outcomes) for name in ("waiting_s", "service_s", "tool_s")
     )
     whole = (waiting + service + tool) or 1.0
-    last = max(o.arrived_s for o in outcomes)
-    paced_s = last - start
     return Summary(
         programs=n,
         mean_s=sum(latencies) / n,
@@ -202,33 +172,14 @@ def summarize(
         p95_s=quantile(latencies, 0.95),
         p99_s=quantile(latencies, 0.99),
         slowdown=sum(o.latency_s / o.ideal_s for o in outcomes) / n,
-        token_latency_s=sum(token_latencies) / n,
+        token_latency_s=sum(sorted(o.token_latency_s for o in outcomes)) / n,
         makespan_s=makespan,
         throughput_per_s=n / makespan if makespan else float("inf"),
         waiting_share=waiting / whole,
         service_share=service / whole,
         tool_share=tool / whole,
         preemptions=sum(o.preemptions for o in outcomes),
-        token_p95_s=quantile(token_latencies, 0.95),
-        token_p99_s=quantile(token_latencies, 0.99),
-        **({} if counts is None else _of_engine(outcomes, counts)),
-        steady_per_s=sum(o.ended_s <= last for o in outcomes) / paced_s if paced_s else None,
-        offered_per_s=n / paced_s if paced_s else None,
-        unloaded_token_s=sum(o.ideal_s / o.output_tokens for o in outcomes) / n,
-        balance=max(busy_s) * len(busy_s) / sum(busy_s) if any(busy_s) else 1.0,
     )
-
-
-def _of_engine(outcomes: Sequence[Outcome], counts: EngineCounts) -> dict[str, float | None]:
-    """Return the fields of a `Summary` that are known only if the engines have counts."""
-    steps = sorted(float(o.steps) for o in outcomes)
-    return {
-        "mean_steps": sum(steps) / len(steps),
-        "p95_steps": quantile(steps, 0.95),
-        "prefix_hit_share": counts.hit_share,
-        "recomputed_tokens": counts.usage.recomputed_tokens,
-        "cpu_us": None if counts.cpu_us is None else counts.cpu_us / max(1, counts.steps),
-    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,19 +196,5 @@ class RunOutcome:
     def counts(self) -> EngineCounts:
         return self.engines[0] if len(self.engines) == 1 else sum_counts(self.engines)
 
-    def with_ideals(self, known: RunOutcome) -> RunOutcome:
-        """Return this run with the ideal latencies of another run of the same programs, because a
-        real engine does not know the ideal latencies.
-        """
-        ideals = {outcome.program_id: outcome.ideal_s for outcome in known.outcomes}
-        outcomes = [
-            replace(outcome, ideal_s=ideals[outcome.program_id]) for outcome in self.outcomes
-        ]
-        return replace(self, outcomes=outcomes)
-
     def summary(self) -> Summary:
-        return summarize(self.outcomes, self.counts if self.engines else None, self.busy_s)
-
-    def summary_of(self, type: str) -> Summary:
-        """Summarize the programs of one type, without the engines' counts."""
-        return summarize([outcome for outcome in self.outcomes if outcome.type == type])
+        return summarize(self.outcomes)

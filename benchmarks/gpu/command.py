@@ -64,6 +64,7 @@ from benchmarks.gpu.predict import (
 from benchmarks.gpu.report import OFFLOADS, Cell, Done, Report
 from benchmarks.harness import FlagsCommand, run_shown
 from benchmarks.shapes import engine_options
+from benchmarks.summaries import with_ideals
 from benchmarks.workloads.agents import JOBS
 
 _FOLDER = click.Path(file_okay=False, path_type=Path)
@@ -276,7 +277,7 @@ class GpuBench:
             gate, began = contender.make_gate(options), time.monotonic()
             ran = await serve(engine, contender, programs, run=f"/{cell}", gate=gate)
             self.budget.ran(cell, time.monotonic() - began)
-            ran = ran.with_ideals(virtual)
+            ran = with_ideals(ran, virtual)
             real, predicted = (standard(run.outcomes, self.limits) for run in (ran, virtual))
             self.report.add(Done(cell, options.kv_blocks, real, predicted), ran)
 

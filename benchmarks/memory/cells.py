@@ -33,6 +33,7 @@ from benchmarks.cells import Load
 from benchmarks.harness import Figures
 from benchmarks.memory.held_out import HELD_OUT, daily
 from benchmarks.rivals import CAP
+from benchmarks.summaries import with_ideals
 from benchmarks.workloads.agents import with_tools
 from benchmarks.workloads.generate import WORKLOADS, generate
 
@@ -226,7 +227,7 @@ def figures(ran: RunOutcome, ample: RunOutcome) -> dict[str, float]:
     ideal time.
     """
     used, least = ran.counts.usage, ample.counts.usage
-    jobs = ran.with_ideals(ample).outcomes
+    jobs = with_ideals(ran, ample).outcomes
     prefill = used.uncached_tokens + used.recomputed_tokens
     return {
         **standard(jobs),

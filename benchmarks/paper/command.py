@@ -34,13 +34,19 @@ from agentrt.lab.commands.options import (
 )
 from agentrt.lab.commands.progress import finished
 from agentrt.lab.runs.contenders import BASELINE, STOCK, contenders
-from agentrt.lab.runs.grid import RunSpec, Setting, Source, do, grid
+from agentrt.lab.runs.grid import (
+    RunSpec,
+    Setting,
+    Source,
+    grid,
+)
 from agentrt.lab.runs.machine import Machine, vllm_version
 from agentrt.lab.workloads.arrivals import Pressure
 from benchmarks.options import load_option
 from benchmarks.paper.report import Panel, as_values, draw, page
 from benchmarks.policies.plan import source_of
 from benchmarks.steps import SlotMachine
+from benchmarks.summaries import do
 
 POLICIES = (STOCK, "mlfq", "plas", "atlas", "adaptive", "srpt")
 _MAIN_LOADS = ("0.8", "1", "1.3", "2", "4", "8")

@@ -10,7 +10,7 @@ from typing import Any
 from agentrt.lab.reports.compare import Series, as_dicts, cells, value
 from agentrt.lab.reports.policies import about_engine, about_seeds
 from agentrt.lab.reports.tables import Spread, digits, markdown
-from agentrt.lab.runs.grid import RunResult, Setting
+from agentrt.lab.runs.grid import Setting
 from agentrt.lab.runs.machine import Machine
 from benchmarks.equal_latency import (
     MEAN,
@@ -21,6 +21,7 @@ from benchmarks.equal_latency import (
 )
 from benchmarks.harness import Column, table
 from benchmarks.plots import draw_panels
+from benchmarks.summaries import TypedResult
 from benchmarks.tables import LOAD, MS_PER_TOKEN, POLICY, about_scales, ratios
 
 LEVELS = (2.0, 3.0, 5.0)
@@ -58,7 +59,7 @@ class Panel:
         """The token latency of programs that have the engine to themselves, in seconds."""
         return self.cells[0].median("unloaded_token_s")
 
-    def measured(self, results: Sequence[RunResult]) -> Panel:
+    def measured(self, results: Sequence[TypedResult]) -> Panel:
         """Return the panel with the results that belong to it."""
         own = [result for result in results if result.spec.setting in self.settings]
         types = sorted({name for result in own for name in result.by_type})
@@ -74,7 +75,7 @@ class Panel:
         }
         return replace(self, cells=self._cells(own), by_type=by_type if len(types) > 1 else {})
 
-    def _cells(self, results: Sequence[RunResult]) -> list[Series]:
+    def _cells(self, results: Sequence[TypedResult]) -> list[Series]:
         return cells(results, self.settings, self.policies, self.baseline)
 
     def carried(self) -> Iterator[tuple[float, list[Carried]]]:

@@ -31,7 +31,10 @@ from agentrt.lab.commands.progress import finished
 from agentrt.lab.reports.compare import as_dicts, cells
 from agentrt.lab.reports.policies import about_engine
 from agentrt.lab.runs.contenders import STOCK
-from agentrt.lab.runs.grid import Setting, do, grid
+from agentrt.lab.runs.grid import (
+    Setting,
+    grid,
+)
 from agentrt.lab.runs.machine import Machine, vllm_version
 from agentrt.lab.workloads.traces import KNOWN
 from benchmarks.equal_latency import (
@@ -45,6 +48,7 @@ from benchmarks.harness import FlagsCommand
 from benchmarks.options import model_option
 from benchmarks.plots import draw_curves
 from benchmarks.policies.plan import POLICIES, Measured, Plan, read
+from benchmarks.summaries import do
 from benchmarks.tables import ALL, about_workload, latencies, where_it_went
 
 EPILOG = """\b

@@ -40,6 +40,7 @@ from benchmarks.shapes import (
     engine_options,
     model_in_words,
 )
+from benchmarks.summaries import full_summary
 from benchmarks.tables import about_workload
 
 
@@ -90,7 +91,7 @@ class RealBench:
                 spec = RunSpec(setting, seed, contender, _NO_MACHINE)
                 run, gate = f"/run {len(self.results)}", contender.make_gate(self._size())
                 done = await serve(engine, contender, arrivals(spec), run=run, gate=gate)
-                self.results.append(RunResult(spec, done.summary()))
+                self.results.append(RunResult(spec, full_summary(done)))
 
     def _fit(self, engine: LabEngine) -> None:
         """Cut programs to the engine's maximum context."""

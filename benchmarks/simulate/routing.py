@@ -29,7 +29,11 @@ from agentrt.lab.reports.compare import Series, as_dicts
 from agentrt.lab.reports.policies import about_engine, about_seeds
 from agentrt.lab.reports.tables import Spread, digits
 from agentrt.lab.runs.contenders import DEFAULT, Contender, contender
-from agentrt.lab.runs.grid import RunResult, RunSpec, Setting, do
+from agentrt.lab.runs.grid import (
+    RunResult,
+    RunSpec,
+    Setting,
+)
 from agentrt.lab.runs.machine import Machine
 from agentrt.router import make_router, router_names
 from benchmarks.harness import Column, table
@@ -43,6 +47,7 @@ from benchmarks.simulate.options import (
     read_depth,
     workloads_option,
 )
+from benchmarks.summaries import do
 from benchmarks.tables import SHORT, WORKLOAD, values
 
 _EPILOG = """\b

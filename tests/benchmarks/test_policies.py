@@ -111,14 +111,14 @@ def test_ctrl_c_keeps_what_is_done(
     """The runs that were done are told of; then the exit code says what ended the rest."""
     from agentrt.cli.faults import StoppedError
     from agentrt.lab.commands import progress
-    from agentrt.lab.outcome import Summary
-    from agentrt.lab.runs.grid import RunResult, RunSpec
+    from agentrt.lab.runs.grid import RunSpec
+    from benchmarks.summaries import FullSummary, TypedResult
 
-    summary = Summary(10, 4.0, 3.0, 8.0, 9.0, 2.0, 0.1, 50.0, 0.2, 0.5, 0.5, 0.0, 0)
+    summary = FullSummary(10, 4.0, 3.0, 8.0, 9.0, 2.0, 0.1, 50.0, 0.2, 0.5, 0.5, 0.0, 0)
 
     def stopped(specs: list[RunSpec], jobs: int | None, do: Any) -> Any:
         error = StoppedError(2, "interrupted; 1 of 8 runs were finished")
-        return {specs[0]: RunResult(specs[0], summary)}, error
+        return {specs[0]: TypedResult(specs[0], summary)}, error
 
     monkeypatch.setattr(progress, "do_all", stopped)
     assert call(["policies", *SMALL]) == 130

@@ -17,7 +17,6 @@ from agentrt.errors import ConfigError, EngineDiedError
 from agentrt.executors.base import Chunk
 from agentrt.lab.backends.real import run_real
 from agentrt.lab.engine.virtual import PrioritizedCall, VirtualOptions
-from agentrt.lab.outcome import Summary
 from agentrt.lab.program import LiveProgram, Stock
 from agentrt.lab.reports.compare import Series
 from agentrt.lab.runs.contenders import contenders
@@ -28,6 +27,7 @@ from agentrt.request import Call, CallReport
 from agentrt.scheduler import EngineProgram
 from benchmarks.equal_latency import at_equal_latency, by_repeats, exactly, times
 from benchmarks.rivals.gates import ThunderAgent
+from benchmarks.summaries import FullSummary
 from tests.lab.answering import Engine
 
 REACT = Source("react")
@@ -73,7 +73,7 @@ def test_priorities_are_the_programs_tokens_when_the_call_is_emitted() -> None:
 
 # -- throughput at equal latency -------------------------------------------------------
 
-SOME = Summary(10, 4.0, 3.0, 8.0, 9.0, 2.0, 0.1, 50.0, 0.2, 0.5, 0.5, 0.0, 0)
+SOME = FullSummary(10, 4.0, 3.0, 8.0, 9.0, 2.0, 0.1, 50.0, 0.2, 0.5, 0.5, 0.0, 0)
 
 
 Curves = Mapping[str, Mapping[float, Sequence[float]]]

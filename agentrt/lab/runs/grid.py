@@ -7,8 +7,8 @@ and seed have the same programs at the same times.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import lru_cache
 from importlib import import_module
@@ -190,11 +190,10 @@ class RunSpec:
 
 @dataclass(frozen=True, slots=True)
 class RunResult:
-    """The result of a run: a summary of all programs, and one for each program type."""
+    """The result of a run: a summary of all programs."""
 
     spec: RunSpec
     summary: Summary
-    by_type: Mapping[str, Summary] = field(default_factory=dict)
 
 
 def grid(
@@ -226,9 +225,7 @@ def turns(contenders: Sequence[Item], repeat: int) -> list[Item]:
 
 def do(spec: RunSpec) -> RunResult:
     """Do a run in this process."""
-    ran = run(spec, arrivals(spec))
-    types = sorted({outcome.type for outcome in ran.outcomes})
-    return RunResult(spec, ran.summary(), {name: ran.summary_of(name) for name in types})
+    return RunResult(spec, run(spec, arrivals(spec)).summary())
 
 
 def arrivals(spec: RunSpec) -> Sequence[ProgramShape]:

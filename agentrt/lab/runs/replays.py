@@ -41,19 +41,13 @@ def ended_of(recording: Recording, spec: RunSpec, ran: RunOutcome) -> Replayed:
     """
     known = {outcome.program_id for outcome in recording.outcomes}
     ended = tuple(outcome for outcome in ran.outcomes if outcome.program_id in known)
-    return Replayed(spec, summarize(ended, ran.counts, ran.busy_s), outcomes=ended)
+    return Replayed(spec, summarize(ended), outcomes=ended)
 
 
 def as_recorded(recording: Recording, spec: RunSpec) -> Replayed:
     """Return the recording itself in the form of a run."""
-    accounts = [call.account for call in recording.calls]
-    cached, prompt = (
-        sum(account.get(name, 0) for account in accounts)
-        for name in ("cached_tokens", "prompt_tokens")
-    )
-    summary = replace(summarize(recording.outcomes), prefix_hit_share=cached / max(1, prompt))
     itself = replace(spec, contender=Contender(RECORDED, SchedulerConfig()))
-    return Replayed(itself, summary, outcomes=recording.outcomes)
+    return Replayed(itself, summarize(recording.outcomes), outcomes=recording.outcomes)
 
 
 def policies(recording: Recording, names: Sequence[str]) -> list[Contender]:
