@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from typing import Any
 
 from agentrt.lab.engine.virtual import EngineCounts
 from agentrt.lab.outcome import Outcome, RunOutcome, Summary, quantile, summarize
@@ -61,7 +62,7 @@ def _of_programs(outcomes: Sequence[Outcome]) -> FullSummary:
     )
 
 
-def _of_engine(outcomes: Sequence[Outcome], counts: EngineCounts) -> dict[str, float | None]:
+def _of_engine(outcomes: Sequence[Outcome], counts: EngineCounts) -> dict[str, Any]:
     """Return the fields of a `FullSummary` that are known only if the engines have counts."""
     steps = sorted(float(o.steps) for o in outcomes)
     return {
