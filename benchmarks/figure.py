@@ -36,7 +36,7 @@ from agentrt.lab.commands.options import (
 from agentrt.lab.commands.progress import compared
 from agentrt.lab.commands.simulate.policies import read_loads
 from agentrt.lab.reports.compare import Series, as_dicts
-from agentrt.lab.reports.policies import about_engine, about_seeds, conditions
+from agentrt.lab.reports.policies import about_seeds, conditions
 from agentrt.lab.reports.tables import markdown
 from agentrt.lab.runs.contenders import contenders
 from agentrt.lab.runs.grid import RunSpec, Setting, Source, grid
@@ -164,9 +164,8 @@ def _tell(
         return
     click.echo(
         f"{options['programs']} programs ({spec.setting.source.name}). {about_seeds(seeds)}. "
-        f"{about_engine(spec.machine)}\n"
-        "Mean latency in seconds, and in parentheses its ratio to the mean latency under "
-        f"{OPTIMUM}, which knows the future.\n"
+        f"{spec.machine.in_words()}\n"
+        f"Mean latency in seconds, and its ratio to {OPTIMUM}'s, which knows the future.\n"
     )
     click.echo(_by_rate(cells, spec))
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrt.lab.reports.compare import Series, as_dicts, cells, value
-from agentrt.lab.reports.policies import about_engine, about_seeds
+from agentrt.lab.reports.policies import about_seeds
 from agentrt.lab.reports.tables import Spread, digits, markdown
 from agentrt.lab.runs.grid import Setting
 from agentrt.lab.runs.machine import Machine
@@ -120,7 +120,7 @@ def page(panels: Sequence[Panel], machine: Machine, seeds: Sequence[int], comman
     every = (panel.settings[0].source.scales for panel in panels)
     scales = max(every, key=lambda scales: scales.gap)
     scaled = f"Scaled: {about_scales(scales)} where tools are on."
-    about = f"{about_engine(machine)}\n{scaled} {about_seeds(seeds)}."
+    about = f"{machine.in_words()}\n{scaled} {about_seeds(seeds)}."
     parts = [_HEAD, f"`{command}`", about, _EQUAL, _equal(panels), _BY_LOAD]
     for panel in panels:
         parts += [_title(panel), _by_load(panel)]

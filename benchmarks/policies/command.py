@@ -29,7 +29,6 @@ from agentrt.lab.commands.options import (
 )
 from agentrt.lab.commands.progress import finished
 from agentrt.lab.reports.compare import as_dicts, cells
-from agentrt.lab.reports.policies import about_engine
 from agentrt.lab.runs.contenders import STOCK
 from agentrt.lab.runs.grid import (
     Setting,
@@ -178,7 +177,7 @@ def measure_virtual(plan: Plan) -> Iterator[Measured]:
     about = {"time": "virtual", "vllm": vllm_version(), "engine": machine.to_dict()}
     workload = about_workload(plan.source, plan.programs, plan.seeds)
     with finished(specs, options["jobs"], do) as results:
-        yield Measured(about, f"{about_engine(machine)}\n{workload}", [*results.values()])
+        yield Measured(about, f"{machine.in_words()}\n{workload}", [*results.values()])
 
 
 def _sizes(flags: Sequence[str]) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from agentrt.lab.commands.options import (
 from agentrt.lab.commands.progress import finished
 from agentrt.lab.commands.simulate.policies import read_loads, read_sources, scale_options
 from agentrt.lab.reports.compare import Series, as_dicts
-from agentrt.lab.reports.policies import about_engine, about_seeds
+from agentrt.lab.reports.policies import about_seeds
 from agentrt.lab.reports.tables import Spread, digits
 from agentrt.lab.runs.contenders import DEFAULT, Contender, contender
 from agentrt.lab.runs.grid import (
@@ -163,7 +163,7 @@ def _as_json(series: Sequence[Series], options: Mapping[str, Any]) -> str:
 
 
 def _as_text(series: Sequence[Series], machine: Machine) -> str:
-    head = f"{about_seeds(series[0].seeds)}.\n{about_engine(machine)}"
+    head = f"{about_seeds(series[0].seeds)}.\n{machine.in_words()}"
     parts = [head, table(series, *_KEY, *values(*_MEASURES))]
     several = [cell for cell in series if _others(cell, series)]
     if several:

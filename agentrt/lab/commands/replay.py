@@ -32,7 +32,6 @@ from agentrt.lab.commands.options import (
 from agentrt.lab.commands.progress import do_all
 from agentrt.lab.engine.step_time import step_time
 from agentrt.lab.reports.compare import Series, as_dicts, cells
-from agentrt.lab.reports.policies import about_engine
 from agentrt.lab.reports.standard import short_table, standard
 from agentrt.lab.reports.tables import digits, markdown
 from agentrt.lab.runs import replays
@@ -241,7 +240,7 @@ def replay(journal: Path, **options: Any) -> None:
         head, settings, replayed, stop = measure(recording, contenders, specs[0], sizes, options)
     else:
         silence_vllm()
-        head, settings = about_engine(machine), machine.to_dict()
+        head, settings = machine.in_words(), machine.to_dict()
         ran, stop = do_all(specs, 1, replays.replay)
         replayed = list(ran.values())
     runs = [replays.as_recorded(recording, specs[0]), *replayed]

@@ -8,7 +8,6 @@ from typing import Any
 from agentrt.lab.reports.compare import MEASURES, SHARES, Series, as_dicts, ratio, value
 from agentrt.lab.reports.tables import markdown
 from agentrt.lab.runs.grid import RunSpec
-from agentrt.lab.runs.machine import Machine
 from agentrt.scheduler.config import SchedulerConfig
 
 NOTHING_WAITED = """No call waited for the engine, so all policies give the same times. A smaller
@@ -36,11 +35,6 @@ def as_values(
     """Return a comparison as JSON values."""
     complete = sum(len(cell.seeds) for cell in cells) == len(specs)
     return {"settings": common, "complete": complete, "cells": as_dicts(cells)}
-
-
-def about_engine(machine: Machine) -> str:
-    """Describe the simulated engine."""
-    return machine.in_words()
 
 
 def about_seeds(seeds: Sequence[int]) -> str:

@@ -34,7 +34,6 @@ from agentrt.lab.commands.options import (
 from agentrt.lab.commands.progress import compared
 from agentrt.lab.reports.policies import (
     NOTHING_WAITED,
-    about_engine,
     about_hints,
     about_seeds,
     as_values,
@@ -319,7 +318,7 @@ def simulate_run(options: dict[str, Any], machine: Machine) -> None:
 
 def about(specs: Sequence[RunSpec], seeds: Sequence[int]) -> str:
     """Return words that describe the settings that all runs have in common."""
-    return f"{about_seeds(seeds)}.\n{about_engine(specs[0].machine)}{about_hints(specs)}"
+    return f"{about_seeds(seeds)}.\n{specs[0].machine.in_words()}{about_hints(specs)}"
 
 
 def _pressure(source: Source, options: dict[str, Any]) -> Pressure:
