@@ -7,10 +7,9 @@ front end, a scripted model that runs a command in each turn, and vLLM's own KV-
 from __future__ import annotations
 
 import asyncio
-import json
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +18,7 @@ import click
 from agentrt.errors import ConfigError, EngineStartError
 from agentrt.lab.commands.options import count_option, json_flag
 from agentrt.lab.reports.tables import markdown
+from benchmarks.harness import show
 from benchmarks.results import ROOT
 
 if TYPE_CHECKING:
@@ -48,9 +48,7 @@ def agent_session(client: str, turns: int, as_json: bool) -> None:
     if not (ROOT / ".clients" / "node_modules" / ".bin" / client).exists():
         raise ConfigError(f"{client} is missing in .clients; run .ci/setup-clients")
     measured = asyncio.run(measure(client, turns))
-    click.echo(table(measured))
-    if as_json:
-        click.echo(json.dumps(as_dict(client, measured)))
+    show(table(measured), as_dict(client, measured), as_json=as_json)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,12 +99,7 @@ def turn_of(calls: Sequence[CachedCall]) -> Turn:
 
 def whole(turns: Sequence[Turn]) -> Turn:
     """Return the sums of the turns' fields."""
-    return Turn(
-        sum(turn.calls for turn in turns),
-        sum(turn.prompt for turn in turns),
-        sum(turn.cacheable for turn in turns),
-        sum(turn.cached for turn in turns),
-    )
+    return Turn(*map(sum, zip(*map(astuple, turns), strict=True)))
 
 
 def table(turns: Sequence[Turn]) -> str:
@@ -125,8 +118,4 @@ def _percent(share: float | None) -> str:
 
 def as_dict(client: str, turns: Sequence[Turn]) -> dict[str, Any]:
     """Return all turns as JSON values."""
-    fields = [
-        {"calls": t.calls, "prompt": t.prompt, "cacheable": t.cacheable, "cached": t.cached}
-        for t in turns
-    ]
-    return {"client": client, "share": whole(turns).share, "turns": fields}
+    return {"client": client, "share": whole(turns).share, "turns": [*map(asdict, turns)]}

@@ -10,7 +10,6 @@ then under agentrt's defaults.
 from __future__ import annotations
 
 import heapq
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
@@ -36,6 +35,7 @@ from agentrt.lab.reports.tables import markdown
 from agentrt.lab.runs.contenders import DEFAULT, STOCK, check_parts, contender, contenders
 from agentrt.request import Identity
 from benchmarks.cells import seeds_of, study_options
+from benchmarks.harness import show
 from benchmarks.options import counts
 from benchmarks.workloads.sizes import Sizes
 
@@ -121,9 +121,7 @@ def cliff(**options: Any) -> None:
     silence_vllm()
     with finished(specs, options["jobs"], run) as results:
         if results:
-            click.echo(table(results))
-            if options["as_json"]:
-                click.echo(json.dumps({"cells": cells(results)}))
+            show(table(results), {"cells": cells(results)}, as_json=options["as_json"])
 
 
 @dataclass(frozen=True, slots=True)

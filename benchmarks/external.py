@@ -13,7 +13,6 @@ other cells with offloading are predicted.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
@@ -42,7 +41,7 @@ from agentrt.lab.reports.standard import standard
 from agentrt.lab.reports.tables import Spread, markdown
 from agentrt.lab.runs.contenders import DEFAULT, STOCK, Contender, contender
 from benchmarks.cells import Cell, Load, Measured, cells_of, check_names, measured
-from benchmarks.harness import Figures
+from benchmarks.harness import Figures, show
 from benchmarks.rivals import CONTINUUM, PREVIEW
 from benchmarks.workloads.agents import LONGEST, swe_smith
 
@@ -220,9 +219,8 @@ def external(**options: Any) -> None:
     with measured(planned, figures, options["jobs"]) as results:
         if results:
             predicted = in_turns(results)
-            click.echo(f"{table(predicted)}\n\n{verdict(predicted)}")
-            if options["as_json"]:
-                click.echo(json.dumps({"cells": cells(results)}))
+            texts = table(predicted), verdict(predicted)
+            show(texts, {"cells": cells(results)}, as_json=options["as_json"])
 
 
 def _cells(options: dict[str, Any]) -> list[Cell[Jobs, str]]:

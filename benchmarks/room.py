@@ -10,7 +10,6 @@ an empty cache.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -38,7 +37,7 @@ from agentrt.lab.outcome import Outcome, quantile
 from agentrt.lab.runs.contenders import DEFAULT, STOCK, TRUE_SIZES, contender, contenders
 from agentrt.scheduler.config import SchedulerConfig
 from benchmarks.cells import Cell, Load, cells_of, check_names, measured, seeds_of, study_options
-from benchmarks.harness import Column, Figures, positive, spread_text, table
+from benchmarks.harness import Column, Figures, show, table
 from benchmarks.memory.cells import ALL_WORKS, RECORDED, Memory, Setup, with_room_for_all
 from benchmarks.mixes import ALIKE, LONGEST, MIXES, UNLIKE
 from benchmarks.options import (
@@ -136,9 +135,7 @@ def _compare(
     with measured(cells, figures, options["jobs"]) as runs:
         results = rows(runs.over(STOCK, ratios))
         if results:
-            click.echo(text(results))
-            if options["as_json"]:
-                click.echo(json.dumps({"cells": values(results)}))
+            show(text(results), {"cells": values(results)}, as_json=options["as_json"])
 
 
 # -- workloads ---------------------------------------------------------------------------

@@ -10,7 +10,6 @@ effect at once. Runs are in virtual time, with vLLM's real scheduler and KV-cach
 from __future__ import annotations
 
 import ast
-import json
 import operator
 import re
 import sys
@@ -44,7 +43,7 @@ from benchmarks.cells import (
     seeds_of,
     study_options,
 )
-from benchmarks.harness import Figures
+from benchmarks.harness import Figures, show
 from benchmarks.memory.cells import HELD_OUT_WORKS, Memory, MemoryLoad, Setup
 from benchmarks.memory.plan import FIRST_HELD_OUT
 from benchmarks.options import workload_option
@@ -129,9 +128,8 @@ def sensitivity(**options: Any) -> None:
     with measured(cells, figures, options["jobs"]) as runs:
         effects = [_Effect.of(Variant(item, by), runs) for item in chosen for by in _FACTORS]
         if any(effect.by_workload for effect in effects):
-            click.echo(table(chosen, effects))
-            if options["as_json"]:
-                click.echo(json.dumps({"constants": [effect.to_dict() for effect in effects]}))
+            values = {"constants": [effect.to_dict() for effect in effects]}
+            show(table(chosen, effects), values, as_json=options["as_json"])
 
 
 def _constants(names: Sequence[str]) -> list[Constant]:

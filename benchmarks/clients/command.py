@@ -9,7 +9,6 @@ and the same engine options.
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 from typing import Any
@@ -32,7 +31,7 @@ from agentrt.lab.reports.tables import markdown
 from agentrt.lab.runs.contenders import DEFAULT, STOCK
 from benchmarks.clients import real, virtual
 from benchmarks.clients.load import QUARTER_S, Counted, by_minute
-from benchmarks.harness import run_shown
+from benchmarks.harness import run_shown, show
 from benchmarks.options import (
     counts,
     model_option,
@@ -78,9 +77,7 @@ def clients(**options: Any) -> None:
     runs: Runs = {cell: {} for cell in cells}
 
     def report() -> None:
-        click.echo(table(runs))
-        if options["as_json"]:
-            click.echo(json.dumps(as_json(runs)))
+        show(table(runs), as_json(runs), as_json=options["as_json"])
 
     silence_vllm()
     run_shown(_measure(runs, names, options), report)
