@@ -56,15 +56,7 @@ from agentrt.lab.runs.machine import vllm_version
 from agentrt.lab.workloads.shape import ProgramShape, prompt_tokens
 from agentrt.scheduler.config import BATCH_SCHEDULER, LONGEST_REMAINING
 from benchmarks.cells import Cell, Load, check_names, measured, seeds_of, study_options
-from benchmarks.harness import (
-    Column,
-    Figures,
-    Results,
-    positive,
-    read_json_output,
-    run_shown,
-    show,
-)
+from benchmarks.harness import Column, Figures, Results, read_output, run_shown, show
 from benchmarks.memory.cells import (
     ALL_WORKS,
     RECORDED,
@@ -414,8 +406,8 @@ def read_runs(path: Path) -> list[dict[str, Any]]:
     """Read the runs of a file with the output of ``--json``. Raises `ConfigError` for any other
     file.
     """
-    names = {*_KEYS, *_SHOWN, "seed"}
-    return read_json_output(path, "--add", "batch", "runs", lambda run: names <= run.keys())
+    fields = {*_KEYS, *_SHOWN, "seed"}
+    return read_output("--add", path, "batch", "runs", lambda run: fields <= run.keys())
 
 
 # -- tables ------------------------------------------------------------------------------

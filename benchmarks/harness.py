@@ -167,48 +167,26 @@ def show(tables: str | Sequence[str], medians: Any, *, as_json: bool = False) ->
         click.echo(json.dumps(medians))
 
 
-def positive(option: str, text: str, example: str) -> float:
-    """Return the number in the text of an option. Raises `ConfigError`, with an ``example``, unless
-    the number is positive and finite.
+def read_output(
+    option: str, path: Path, benchmark: str, key: str, fits: Callable[[Any], bool]
+) -> list[Any]:
+    """Return the list ``key`` of the JSON line in a file with the output of ``--json`` of a
+    benchmark. Raises `ConfigError` for any other file, and if an item of the list does not fit.
     """
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 0 < value < math.inf:
-        raise ConfigError(f"{option} {text!r}: give a positive number such as {example}")
-    return value
-
-
-def read_json_output(
-    path: Path, option: str, benchmark: str, name: str, is_item: Callable[[Any], bool]
-) -> list[dict[str, Any]]:
-    """Return the list ``name`` of the JSON line in a file with the output of an earlier run of
-    ``benchmark`` with ``--json``. ``option`` is the option that names the file.
-
-    Raises `ConfigError` if the file cannot be read, if the list is empty, and if ``is_item``
-    returns False or raises an error for an item of the list.
-    """
+    name = f"{option} {str(path)!r}"
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
+        items = json.loads([line for line in lines if line.startswith("{")][-1])[key]
+        if items and all(map(fits, items)):
+            return list(items)
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
-        raise ConfigError(
-            f"{option} {str(path)!r} cannot be read: {reason}; name a file"
-        ) from error
-    except ValueError as error:
-        raise ConfigError(
-            f"{option} {str(path)!r} is not UTF-8 text; name a file with the output of --json"
-        ) from error
-    try:
-        items = json.loads([line for line in lines if line.startswith("{")][-1])[name]
-        if items and all(map(is_item, items)):
-            return list(items)
+        raise ConfigError(f"{name} cannot be read: {reason}; name a file") from error
     except (ValueError, LookupError, TypeError, AttributeError):
         pass
     raise ConfigError(
-        f"{option} {str(path)!r} is not the output of `python -m benchmarks {benchmark} --json`; "
-        "save the whole output of a run with --json, and give that file"
+        f"{name} is not the output of `python -m benchmarks {benchmark} --json`; save the whole "
+        "output of a run with --json, and give that file"
     )
 
 
