@@ -20,7 +20,6 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-import benchmarks.workloads  # noqa: F401  # makes their names known
 from agentrt.cli.plots import check_plot
 from agentrt.errors import ConfigError
 from agentrt.lab.commands.options import (
@@ -34,17 +33,18 @@ from agentrt.lab.commands.options import (
     seeds_option,
 )
 from agentrt.lab.commands.progress import compared
-from agentrt.lab.commands.simulate.policies import read_loads
 from agentrt.lab.reports.compare import Series, as_dicts
 from agentrt.lab.reports.policies import about_seeds, conditions
 from agentrt.lab.reports.tables import markdown
 from agentrt.lab.runs.contenders import contenders
-from agentrt.lab.runs.grid import RunSpec, Setting, Source, grid
+from agentrt.lab.runs.grid import RunSpec, Setting, grid
 from agentrt.scheduler import SchedulerConfig
 from agentrt.scheduler.policies import policy_class
 from benchmarks.options import load_option
 from benchmarks.plots import draw_curves
+from benchmarks.simulate.options import read_loads
 from benchmarks.steps import SlotMachine
+from benchmarks.workloads.source import WorkloadSource
 from tests.lab.toys import ToyCall, ToyEngine, ToyProgram
 
 _EPILOG = """\b
@@ -141,7 +141,7 @@ def _optimum(options: Mapping[str, Any]) -> None:
     """
     # The optimum is the last policy of the drawing and of the table.
     names = [*(name for name in options["policy"] or _POLICIES if name != OPTIMUM), OPTIMUM]
-    source = Source(options["workload"])
+    source = WorkloadSource(options["workload"])
     loads = read_loads(options["load"] or _LOADS)
     settings = [Setting(source, load, options["programs"]) for load in loads]
     seeds = range(options["seeds"])

@@ -15,8 +15,11 @@ from itertools import zip_longest
 from random import Random
 from typing import Literal
 
-from agentrt.lab.workloads.replay import Scales, rescaled
-from agentrt.lab.workloads.shape import CallShape, Cut, ProgramShape
+from agentrt.lab.workloads.replay import Scales
+from agentrt.lab.workloads.shape import (
+    CallShape,
+    ProgramShape,
+)
 from benchmarks.workloads.agents import with_tools
 from benchmarks.workloads.generate import (
     WORKLOADS,
@@ -30,6 +33,7 @@ from benchmarks.workloads.generate import (
     tree_search,
 )
 from benchmarks.workloads.sizes import Gaps, ProgramBuilder, Sizes
+from benchmarks.workloads.source import Cut, rescaled
 
 LONGEST = 32_768
 """The model's maximum context in tokens."""

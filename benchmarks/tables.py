@@ -7,9 +7,9 @@ from functools import partial
 
 from agentrt.lab.reports.compare import MEASURES, PLAIN, Series, ratio, value
 from agentrt.lab.reports.policies import about_seeds
-from agentrt.lab.runs.grid import Source
 from agentrt.lab.workloads.replay import Scales
 from benchmarks.harness import Column, table
+from benchmarks.workloads.source import WorkloadSource
 
 _OF_ENGINE = {
     "token_p95_s": ("s/token P95", "P95 of token latency, s/token"),
@@ -66,7 +66,7 @@ def about_scales(scales: Scales) -> str:
     return f"prompts x {scales.context:g}, outputs x {scales.output:g}, gaps x {scales.gap:g}"
 
 
-def about_workload(source: Source, programs: int, seeds: Sequence[int]) -> str:
+def about_workload(source: WorkloadSource, programs: int, seeds: Sequence[int]) -> str:
     """Describe the programs, their scales, and the seeds of the medians."""
     cut = "" if source.cut.calls is None else f"; at most {source.cut.calls} calls"
     room = "" if source.cut.tokens is None else f"; no call above {source.cut.tokens} tokens"

@@ -66,6 +66,7 @@ from benchmarks.harness import FlagsCommand, run_shown
 from benchmarks.shapes import engine_options
 from benchmarks.summaries import with_ideals
 from benchmarks.workloads.agents import JOBS
+from benchmarks.workloads.source import short
 
 _FOLDER = click.Path(file_okay=False, path_type=Path)
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
@@ -262,8 +263,8 @@ class GpuBench:
 
     async def _cells(self, engine: LabEngine, group: Sequence[Cell], later: Sequence[Cell]) -> None:
         options, key = virtual_options(engine.sizes()), engine_of(group[0])
-        await warm_up(engine, _real(group[0].contender), self.size.programs(self.seeds[0]))
-        # All predictions are made before the first cell, because a cell may need all cores.
+        await warm_up(engine, _real(group[0].contender), short(self.size.programs(self.seeds[0])))
+        # Nothing is predicted while a cell runs, which may need all cores.
         sized = [cell for cell in (*group, *later) if cell.memory == group[0].memory]
         virtuals = await self._predicted(sized, options)
         for at, cell in enumerate(group):

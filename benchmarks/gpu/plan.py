@@ -13,12 +13,13 @@ from agentrt.errors import ConfigError
 from agentrt.lab.reports.standard import GoodputLimits
 from agentrt.lab.runs.contenders import DEFAULT, STOCK
 from agentrt.lab.runs.grid import turns
-from agentrt.lab.workloads.replay import Scales, rescaled
-from agentrt.lab.workloads.shape import Cut, ProgramShape
+from agentrt.lab.workloads.replay import Scales
+from agentrt.lab.workloads.shape import ProgramShape
 from benchmarks.gpu.report import CAPPED, OFFLOADS, UNCAPPED, Cell
 from benchmarks.options import number
 from benchmarks.rivals import THUNDER
 from benchmarks.workloads.agents import LONGEST, swe_smith
+from benchmarks.workloads.source import Cut, rescaled
 
 ENGINES: Sequence[Sequence[str]] = ((STOCK, THUNDER), (DEFAULT,), *((name,) for name in OFFLOADS))
 """For each engine, the contenders that share it. The first engine is the engine of the baseline."""

@@ -22,11 +22,17 @@ from agentrt.lab.outcome import RunOutcome
 from agentrt.lab.program import LiveProgram, Stock
 from agentrt.lab.reports.standard import standard
 from agentrt.lab.runs.contenders import Contender, contender
-from agentrt.lab.runs.grid import Source
 from agentrt.lab.runs.machine import capacity_per_s
 from agentrt.lab.workloads.arrivals import poisson
-from agentrt.lab.workloads.replay import UNSCALED, Scales, rescaled
-from agentrt.lab.workloads.shape import Cut, ProgramShape, cached_tokens, prompt_tokens
+from agentrt.lab.workloads.replay import (
+    UNSCALED,
+    Scales,
+)
+from agentrt.lab.workloads.shape import (
+    ProgramShape,
+    cached_tokens,
+    prompt_tokens,
+)
 from agentrt.lab.workloads.traces import Trace
 from agentrt.request import CallReport
 from benchmarks.cells import Load
@@ -36,6 +42,7 @@ from benchmarks.rivals import CAP
 from benchmarks.summaries import with_ideals
 from benchmarks.workloads.agents import with_tools
 from benchmarks.workloads.generate import WORKLOADS, generate
+from benchmarks.workloads.source import Cut, WorkloadSource, rescaled
 
 GPU = StepTimeModel()
 SMALL_CPU = StepTimeModel(0.05, 0.75e-3, 1e-3, 0.0, "SmolLM2-135M, rounded", "one CPU core")
@@ -251,7 +258,7 @@ def recorded(trace: str, scale: float = TRACE_SCALE, tokenizer: str = "") -> Tra
     gaps become multiples of the median time of a tool. Raises `ConfigError` if there is no file.
     """
     scales = Scales(scale, scale, 1 / _RECORDED_TOOL_S)
-    source = Source.named(trace, scales=scales, tokenizer=tokenizer)
+    source = WorkloadSource.named(trace, scales=scales, tokenizer=tokenizer)
     if source.path is None:
         raise ConfigError(f"--trace {trace!r} is not a file; name a file with recorded programs")
     return source.trace()

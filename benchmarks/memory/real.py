@@ -29,6 +29,7 @@ from benchmarks.shapes import (
     engine_options,
     model_in_words,
 )
+from benchmarks.workloads.source import short
 
 ON_CPU = 32
 """Tokens of a block, also in virtual time. vLLM's attention on CPUs needs multiples of 32."""
@@ -74,7 +75,7 @@ class Engines:
         base = replace(self.base, max_num_seqs=size.max_num_seqs, flags=(*self.base.flags, *words))
         engine = engine_for(contender, base)
         async with self.open(engine):
-            await warm_up(engine, contender, load.programs)
+            await warm_up(engine, contender, short(load.programs))
             return await serve(
                 engine, contender, load.programs, gate=gated(contender.make_gate(size))
             )

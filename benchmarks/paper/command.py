@@ -14,8 +14,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-import benchmarks.rivals
-import benchmarks.workloads  # noqa: F401  # makes their names known
+import benchmarks.rivals  # noqa: F401  # makes their names known
 from agentrt.cli.numbers import NumberRange
 from agentrt.cli.plots import check_plot
 from agentrt.errors import ConfigError

@@ -8,19 +8,18 @@ from typing import Any, NamedTuple
 
 import click
 
-import benchmarks.rivals
-import benchmarks.workloads  # noqa: F401  # makes their names known
+import benchmarks.rivals  # noqa: F401  # makes their names known
 from agentrt.cli.plots import check_plot
 from agentrt.errors import ConfigError
 from agentrt.lab.runs.contenders import STOCK, Contender, check_on_one_engine, contenders
-from agentrt.lab.runs.grid import RunResult, Source
+from agentrt.lab.runs.grid import RunResult
 from agentrt.lab.workloads.arrivals import Pressure
 from agentrt.lab.workloads.replay import Scales
-from agentrt.lab.workloads.shape import Cut
 from benchmarks.options import number
+from benchmarks.workloads.source import Cut, WorkloadSource
 
 POLICIES = ("priority-service", "priority-path", "mlfq", "plas", "atlas", "adaptive")
-WORKLOADS = {"sharegpt": "chat", "bfcl": "react"}
+PAPERS = {"sharegpt": "chat", "bfcl": "react"}
 """The paper's names for two of the generators."""
 _VIRTUAL = ("step_time", "jobs")
 _REAL = ("model", "model_shape")
@@ -31,7 +30,7 @@ _DEFAULT_RATES = ("0.7x", "0.9x", "1.1x", "1.3x")
 class Plan:
     """The checked options of a comparison. ``flags`` are vLLM's flags for the engine."""
 
-    source: Source
+    source: WorkloadSource
     pressures: Sequence[Pressure]
     programs: int
     contenders: Sequence[Contender]
@@ -99,7 +98,7 @@ def _pressure(text: str) -> Pressure:
     return Pressure("load" if text.endswith("x") else "rate", value)
 
 
-def _source(options: Mapping[str, Any]) -> Source:
+def _source(options: Mapping[str, Any]) -> WorkloadSource:
     scale = options["scale"] or (1.0 if options["virtual"] else 0.05)
     tokenizer = options["tokenizer"] or options["model"] or ""
     source = source_of(options["workload"], scale, scale, tokenizer)
@@ -109,12 +108,9 @@ def _source(options: Mapping[str, Any]) -> Source:
     return source
 
 
-def source_of(name: str, scale: float, gap_scale: float, tokenizer: str = "") -> Source:
-    """Return the source with this name: a file with a trace, or a generator. A generator may also
-    have the name that the paper gives it (`WORKLOADS`).
-
-    ``scale`` multiplies tokens, and ``gap_scale`` multiplies gaps. ``tokenizer`` is the model whose
-    tokenizer counts the texts of a trace.
+def source_of(name: str, scale: float, gap_scale: float, tokenizer: str = "") -> WorkloadSource:
+    """Return the source for a file with a trace, or for a generator by its name or the paper's name
+    for it, with scaled tokens and gaps.
     """
     scales = Scales(scale, scale, gap_scale)
-    return Source.named(WORKLOADS.get(name, name), scales=scales, tokenizer=tokenizer)
+    return WorkloadSource.named(PAPERS.get(name, name), scales=scales, tokenizer=tokenizer)

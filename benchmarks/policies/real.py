@@ -31,10 +31,9 @@ from agentrt.lab.engine.engines import (
 from agentrt.lab.engine.hardware import hardware
 from agentrt.lab.engine.virtual import VirtualOptions
 from agentrt.lab.runs.contenders import Contender
-from agentrt.lab.runs.grid import RunResult, RunSpec, Setting, Source, arrivals, turns
+from agentrt.lab.runs.grid import RunResult, RunSpec, Setting, arrivals, turns
 from agentrt.lab.runs.machine import Machine, vllm_version
 from agentrt.lab.workloads.arrivals import Pressure, at_once
-from agentrt.lab.workloads.shape import Cut
 from benchmarks.policies.plan import Measured, Plan
 from benchmarks.shapes import (
     engine_options,
@@ -42,6 +41,7 @@ from benchmarks.shapes import (
 )
 from benchmarks.summaries import full_summary
 from benchmarks.tables import about_workload
+from benchmarks.workloads.source import Cut, WorkloadSource, short
 
 
 @dataclass(slots=True)
@@ -53,7 +53,7 @@ class RealBench:
     """
 
     base: EngineOptions
-    source: Source
+    source: WorkloadSource
     pressures: Sequence[Pressure]
     programs: int
     contenders: Sequence[Contender]
@@ -108,7 +108,7 @@ class RealBench:
         first engine.
         """
         programs = self.source.programs(self.programs, seed)
-        await warm_up(engine, contender, programs)
+        await warm_up(engine, contender, short(programs))
         if self.per_s is None and self.pressures[0].kind == "load":
             self.progress(len(self.results), "measuring the capacity: all programs at once")
             done = await serve(engine, contender, at_once(programs), run="/capacity")

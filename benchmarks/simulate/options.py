@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import click
@@ -16,16 +17,17 @@ from agentrt.lab.commands.options import (
 )
 from agentrt.lab.commands.simulate.options import machine_options, read_fleet, read_machine
 from agentrt.lab.runs.machine import Machine
+from agentrt.lab.workloads.arrivals import Pressure
 from agentrt.lab.workloads.traces import KNOWN
 from benchmarks.options import workload_option
 from benchmarks.steps import SlotMachine
 
 DEFAULT_WORKLOADS = ("mixed",)
-WORKLOADS = (
+ABOUT_WORKLOADS = (
     "chat, react, lats, mixed, assistant, coding, deep, graphs8, or recorded programs: "
     f"{', '.join(KNOWN)}."
 )
-workloads_option: Option = workload_option(f"{WORKLOADS}  [default: mixed]")
+workloads_option: Option = workload_option(f"{ABOUT_WORKLOADS}  [default: mixed]")
 depth_options: Option = together(
     text_option(
         "--depth",
@@ -65,3 +67,10 @@ def read_depth(options: Mapping[str, Any]) -> Machine:
         return read_machine(options)
     step_ms = options["step_ms"] or 25.0
     return SlotMachine(options["max_num_seqs"], step_s=step_ms / 1000, **read_fleet(options))
+
+
+def read_loads(texts: Sequence[str]) -> list[Pressure]:
+    """Parse loads such as ``0.9``, and mean loads in bursts such as ``b0.8``. Raises
+    `ConfigError` for any other text.
+    """
+    return [Pressure.parse(text) for text in texts]

@@ -8,8 +8,7 @@ from typing import Any
 
 import click
 
-import benchmarks.rivals
-import benchmarks.workloads  # noqa: F401  # makes their names known
+import benchmarks.rivals  # noqa: F401  # makes their names known
 from agentrt.cli.plots import check_plot
 from agentrt.errors import ConfigError
 from agentrt.lab.commands.options import (
@@ -25,7 +24,6 @@ from agentrt.lab.commands.simulate.policies import (
     fleet_options,
     policies_option,
     read_grid,
-    read_loads,
     read_sources,
     run_options,
     scale_options,
@@ -42,13 +40,16 @@ from benchmarks.options import (
 )
 from benchmarks.plots import draw_curves
 from benchmarks.simulate.options import (
+    ABOUT_WORKLOADS,
     DEFAULT_WORKLOADS,
-    WORKLOADS,
     depth_options,
     read_depth,
+    read_loads,
     workloads_option,
 )
 from benchmarks.tables import sweep_table
+from benchmarks.workloads.generate import WORKLOADS
+from benchmarks.workloads.source import WorkloadSource
 
 _OF_RUN = """\b
 Examples:
@@ -82,12 +83,16 @@ _LOADS = ("0.8", "0.9", "0.95", "b0.8", "1.3")
 
 
 @click.command(cls=ManyCommand, epilog=_OF_RUN)
-@click.option("--workload", default="mixed", show_default=True, metavar="NAME", help=WORKLOADS)
+@click.option(
+    "--workload", default="mixed", show_default=True, metavar="NAME", help=ABOUT_WORKLOADS
+)
 @run_options
 @depth_options
 def run(**options: Any) -> None:
     """Simulate policies under one setting, on the same programs at the same times."""
-    simulate_run(options, read_depth(options))
+    if options["load"] is None and options["workload"] in WORKLOADS:
+        options["load"] = "0.9"  # generated programs have no recorded times
+    simulate_run(options, read_depth(options), WorkloadSource)
 
 
 @click.command(cls=ManyCommand, epilog=_OF_SWEEP)
@@ -133,7 +138,7 @@ def sweep(**options: Any) -> None:
 
 
 def _settings(options: Mapping[str, Any]) -> list[Setting]:
-    sources = read_sources(options["workload"] or DEFAULT_WORKLOADS, options)
+    sources = read_sources(options["workload"] or DEFAULT_WORKLOADS, options, WorkloadSource)
     numbers: list[int | None] = [*counts("--programs", options["programs"])] or [None]
     if options["offline"]:
         if options["load"]:

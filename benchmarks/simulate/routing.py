@@ -14,7 +14,6 @@ from typing import Any
 
 import click
 
-import benchmarks.workloads  # noqa: F401  # makes their names known
 from agentrt.lab.commands.options import (
     ManyCommand,
     json_flag,
@@ -24,7 +23,10 @@ from agentrt.lab.commands.options import (
     text_option,
 )
 from agentrt.lab.commands.progress import finished
-from agentrt.lab.commands.simulate.policies import read_loads, read_sources, scale_options
+from agentrt.lab.commands.simulate.options import (
+    read_sources,
+    scale_options,
+)
 from agentrt.lab.reports.compare import Series, as_dicts
 from agentrt.lab.reports.policies import about_seeds
 from agentrt.lab.reports.tables import Spread, digits
@@ -45,10 +47,12 @@ from benchmarks.simulate.options import (
     DEFAULT_WORKLOADS,
     depth_options,
     read_depth,
+    read_loads,
     workloads_option,
 )
 from benchmarks.summaries import do
 from benchmarks.tables import SHORT, WORKLOAD, values
+from benchmarks.workloads.source import WorkloadSource
 
 _EPILOG = """\b
 Examples:
@@ -100,7 +104,7 @@ def routing(**options: Any) -> None:
 
 
 def _settings(options: Mapping[str, Any]) -> list[Setting]:
-    sources = read_sources(options["workload"] or DEFAULT_WORKLOADS, options)
+    sources = read_sources(options["workload"] or DEFAULT_WORKLOADS, options, WorkloadSource)
     loads = read_loads(options["load"] or ("0.9",))
     return [Setting(source, load, options["programs"]) for source in sources for load in loads]
 

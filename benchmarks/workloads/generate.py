@@ -273,11 +273,19 @@ def generate(
 
     Raises `ConfigError` for an unknown name.
     """
+    makers = makers_of(name, known)
+    return [_program(name, makers, seed, index, gaps) for index in range(n)]
+
+
+def makers_of(
+    name: str, known: Mapping[str, tuple[Generator, ...]] = WORKLOADS
+) -> tuple[Generator, ...]:
+    """Return the generators of a workload. Raises `ConfigError` for an unknown name."""
     if name not in known:
         near = get_close_matches(name, known, n=1)
         meant = f"did you mean {near[0]!r}? " if near else ""
         raise ConfigError(f"unknown workload {name!r}; {meant}available: {', '.join(known)}")
-    return [_program(name, known[name], seed, index, gaps) for index in range(n)]
+    return known[name]
 
 
 def _program(

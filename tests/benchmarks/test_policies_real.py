@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import benchmarks.workloads  # noqa: F401  # makes their names known
 from agentrt.errors import ConfigError, EngineDiedError
 from agentrt.executors.base import Chunk
 from agentrt.lab.backends.real import run_real
@@ -20,7 +19,7 @@ from agentrt.lab.engine.virtual import PrioritizedCall, VirtualOptions
 from agentrt.lab.program import LiveProgram, Stock
 from agentrt.lab.reports.compare import Series
 from agentrt.lab.runs.contenders import contenders
-from agentrt.lab.runs.grid import Setting, Source
+from agentrt.lab.runs.grid import Setting
 from agentrt.lab.workloads.arrivals import Pressure
 from agentrt.lab.workloads.shape import CallShape, ProgramShape
 from agentrt.request import Call, CallReport
@@ -28,9 +27,10 @@ from agentrt.scheduler import EngineProgram
 from benchmarks.equal_latency import at_equal_latency, by_repeats, exactly, times
 from benchmarks.rivals.gates import ThunderAgent
 from benchmarks.summaries import FullSummary
+from benchmarks.workloads.source import WorkloadSource
 from tests.lab.answering import Engine
 
-REACT = Source("react")
+REACT = WorkloadSource("react")
 
 
 # -- who is compared -------------------------------------------------------------------

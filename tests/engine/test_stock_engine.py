@@ -10,25 +10,24 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-import benchmarks.workloads  # noqa: F401  # makes their names known
 from agentrt.engines import EngineOptions
 from agentrt.errors import CallRejectedError, ConfigError
 from agentrt.lab.engine.engines import LabEngine, StockEngine
 from agentrt.lab.runs.contenders import contenders
-from agentrt.lab.runs.grid import Source
 from agentrt.lab.workloads.arrivals import Pressure
 from agentrt.lab.workloads.replay import Scales
-from agentrt.lab.workloads.shape import Cut
 from agentrt.request import Call, CallSpec, Identity
 from agentrt.scheduler import SchedulerConfig
 from benchmarks.policies.real import RealBench
 from benchmarks.shapes import FLAGS, shape_folder
+from benchmarks.summaries import FullSummary
+from benchmarks.workloads.source import Cut, WorkloadSource
 
 pytest.importorskip("vllm")
 pytestmark = pytest.mark.engine
 
 ENGINE = EngineOptions(shape_folder("tiny"), 2, flags=(*FLAGS, "--max-model-len", "512"))
-SOURCE = Source("lats", None, Scales(0.2, 0.1, 0.0), Cut(calls=12))
+SOURCE = WorkloadSource("lats", scales=Scales(0.2, 0.1, 0.0), cut=Cut(calls=12))
 RESTLESS = SchedulerConfig(
     policy="atlas", quanta=(0.001, 0.01), min_residency_steps=0, min_remaining_tokens=0
 )
@@ -69,6 +68,7 @@ async def test_stock_and_ours_do_the_same_work_under_one_probe() -> None:
     assert ours.preemptions > 0
     for one in (stock, ours):
         assert 0 < one.waiting_share < 1
+        assert isinstance(one, FullSummary)
         assert one.mean_steps is not None
         assert one.mean_steps > 20, "twelve calls, two at a time, take their steps"
         assert one.cpu_us is not None

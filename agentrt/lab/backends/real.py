@@ -27,7 +27,7 @@ from agentrt.lab.program import LiveProgram, Stock
 from agentrt.lab.runs.contenders import Contender
 from agentrt.lab.runs.machine import vllm_version
 from agentrt.lab.workloads.arrivals import at_once
-from agentrt.lab.workloads.shape import Cut, ProgramShape
+from agentrt.lab.workloads.shape import ProgramShape
 from agentrt.request import Call, CallReport, Reply
 from agentrt.scheduler.table import ProgramTotals
 
@@ -175,9 +175,6 @@ class RealBackend(Backend):
 
 Open = Callable[[LabEngine], AbstractAsyncContextManager[object]]
 """A function that returns a context manager, which starts an engine, and stops it at the end."""
-_WARM_UP = 3
-"""Number of programs that warm an engine up, and number of calls that each of these programs makes.
-"""
 _REAL = """**Real time**: engines of vLLM {} on {}, one after the other;
 other load on the machine affects the results."""
 _SIZES = """Engine: {}, {max_num_seqs} batch slots, {kv_blocks} KV blocks of {block_size} tokens,
@@ -211,8 +208,7 @@ async def warm_up(
     engine: LabEngine, contender: Contender, programs: Sequence[ProgramShape]
 ) -> None:
     """Run a few short programs, because the first steps of an engine are slow."""
-    short = [Cut(calls=_WARM_UP).of(program) for program in programs[:_WARM_UP]]
-    await run_real(engine, at_once(short), stock=contender.stock, run="/warm-up")
+    await run_real(engine, at_once(programs), stock=contender.stock, run="/warm-up")
 
 
 async def serve(

@@ -9,9 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from functools import lru_cache
-from importlib import import_module
 from itertools import product
 from pathlib import Path
 from random import Random
@@ -22,84 +20,53 @@ from agentrt.lab.outcome import RunOutcome, Summary
 from agentrt.lab.runs.contenders import Contender
 from agentrt.lab.runs.machine import Machine
 from agentrt.lab.workloads.arrivals import Pressure
-from agentrt.lab.workloads.replay import UNSCALED, Scales, rescaled
-from agentrt.lab.workloads.shape import WHOLE, Cut, ProgramShape, with_hints
+from agentrt.lab.workloads.replay import UNSCALED, Scales
+from agentrt.lab.workloads.shape import ProgramShape, with_hints
 from agentrt.lab.workloads.traces import Trace, named, read_programs, stem
 
-DEFAULT_PROGRAMS = 1000
-"""Default number of programs of a generator."""
-GENERATORS: dict[str, str] = {}
-"""The registered generators, as ``module:function`` by name. The function gets the name, a number
-of programs and a seed. The package itself registers none; ``benchmarks.workloads`` in a checkout
-registers its own.
-"""
 _AXES = {"at-once": "programs at once", "rate": "arrivals, programs per second"}
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A source of programs: a generator, or a file with a trace.
-
-    Programs are scaled by ``scales`` and then limited by ``cut``. ``format`` and ``tokenizer`` are
-    arguments of `read_programs`, for reading the file.
+    """A source of programs: a file with a trace, whose programs are scaled by ``scales``.
+    ``format`` is an argument of `read_programs`. A subclass may have sources without a ``path``.
     """
 
     name: str
     path: Path | None = None
     scales: Scales = UNSCALED
-    cut: Cut = WHOLE
     format: str = ""
-    tokenizer: str = ""
-    generator: str = ""
-    """The ``module:function`` of a generator. It is stored here, because the generator may not be
-    registered in the process that makes the programs.
-    """
-
-    def __post_init__(self) -> None:
-        if self.path is None and not self.generator:
-            object.__setattr__(self, "generator", _generator(self.name))
 
     @classmethod
     def named(cls, text: str, **how: Any) -> Source:
-        """Return the source for the name of a generator, or for ``FILE`` or ``FORMAT:FILE``. Raises
-        `ConfigError` for an unknown name or file.
+        """Return the source for ``FILE`` or ``FORMAT:FILE``. Raises `ConfigError` for an unknown
+        file.
         """
-        location = named(text, GENERATORS)
+        location = named(text)
         if location is None:
-            return cls(text, **how)
+            raise ConfigError(
+                f"the file {text!r} does not exist; give recorded programs as FILE or FORMAT:FILE"
+            )
         return cls(stem(location[1]), location[1], format=location[0], **how)
 
     def programs(self, n: int | None, seed: int) -> Sequence[ProgramShape]:
-        """Return ``n`` programs, which depend on the seed.
-
-        A generator makes new programs. From a trace, programs are drawn at random: each program is
-        used once before any program is used again under another id.
-        """
+        """Return ``n`` programs, which depend on the seed."""
         return _made(self, self.count(n), seed)
+
+    def make(self, n: int, seed: int) -> Sequence[ProgramShape]:
+        """Draw ``n`` programs at random: each program is used once before any program is used again
+        under another id.
+        """
+        return _drawn(self.trace().programs, n, seed)
 
     def trace(self) -> Trace:
         """Return the trace in the file. Raises `ConfigError` if it cannot be read."""
         assert self.path is not None
-        how = {"as_format": self.format, "tokenizer": self.tokenizer, "scales": self.scales}
-        return _recorded(self.path, **how)
+        return recorded(self.path, as_format=self.format, scales=self.scales)
 
     def count(self, n: int | None) -> int:
-        if n is not None:
-            return n
-        return DEFAULT_PROGRAMS if self.path is None else len(self.trace().programs)
-
-
-def _generator(name: str) -> str:
-    """Return the generator with this name. Raises `ConfigError` for an unknown name."""
-    if name in GENERATORS:
-        return GENERATORS[name]
-    if not GENERATORS:
-        raise ConfigError(
-            f"the file {name!r} does not exist; give recorded programs as FILE or FORMAT:FILE"
-        )
-    near = get_close_matches(name, GENERATORS, n=1)
-    meant = f"did you mean {near[0]!r}? " if near else ""
-    raise ConfigError(f"unknown workload {name!r}; {meant}available: {', '.join(GENERATORS)}")
+        return len(self.trace().programs) if n is None else n
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,17 +109,10 @@ class Setting:
 # The result is cached, because consecutive runs of a worker often need the same programs.
 @lru_cache(maxsize=2)
 def _made(source: Source, n: int, seed: int) -> Sequence[ProgramShape]:
-    if source.path is None:
-        module, _, function = source.generator.partition(":")
-        programs = getattr(import_module(module), function)(source.name, n, seed)
-        if source.scales != UNSCALED:
-            programs = [rescaled(program, source.scales) for program in programs]
-    else:
-        programs = _drawn(source.trace().programs, n, seed)
-    return [source.cut.of(program) for program in programs]
+    return source.make(n, seed)
 
 
-_recorded = lru_cache(maxsize=4)(read_programs)
+recorded = lru_cache(maxsize=4)(read_programs)
 
 
 def _drawn(programs: Sequence[ProgramShape], n: int, seed: int) -> list[ProgramShape]:

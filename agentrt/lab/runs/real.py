@@ -39,6 +39,8 @@ _TOO_LONG = (
     "program {}: a call with {} prompt tokens and {} output tokens does not fit into the engine's "
     "{} tokens; add -- --max-model-len N at the end of the command"
 )
+_WARM_UP = 3
+"""Number of programs that warm an engine up."""
 _NO_MODEL = "the journal does not say which model was recorded; add --model"
 _FLAGS = {
     "--num-gpu-blocks-override": "kv_blocks",
@@ -82,7 +84,7 @@ class RealReplay:
             programs = await rendered(self.recording, front, engine.max_model_len)
         finally:
             await front.close()
-        await warm_up(engine, group[0], [_first_call(program) for program in programs])
+        await warm_up(engine, group[0], [_first_call(program) for program in programs[:_WARM_UP]])
         for contender in group:
             self._tell(message=contender.name)
             run, gate = (

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from agentrt.errors import ConfigError
-from agentrt.lab.workloads.shape import CallShape, ProgramShape
+from agentrt.lab.workloads.shape import CallShape
 
 RAISED = "prompts longer than scaled, because they contain an earlier prompt and output"
 NO_OUTPUT = "calls without output tokens, counted as calls with one output token"
@@ -121,20 +121,3 @@ def chain(turns: Sequence[Turn], scales: Scales, notes: Counter[str]) -> ScaledC
         )
         before = turn.prompt_tokens
     return replay
-
-
-def rescaled(program: ProgramShape, scales: Scales, *, exact: bool = False) -> ProgramShape:
-    """Return a program whose tokens and gaps are scaled in the same way as the programs of a
-    trace, with its hint and the time after its last call.
-    """
-    replay = ScaledCalls(scales, Counter(), exact=exact)
-    for call in program.calls:
-        replay.add(call)
-    hint = program.hint_tokens
-    return replace(
-        program,
-        calls=tuple(replay.calls),
-        system_tokens=replay.system_tokens(program.system_tokens),
-        hint_tokens=None if hint is None else hint * scales.output,
-        tail_s=program.tail_s * scales.gap,
-    )

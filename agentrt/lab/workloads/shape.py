@@ -124,51 +124,6 @@ class ProgramShape:
         return replace(self, arrives_s=at_s)
 
 
-@dataclass(frozen=True, slots=True)
-class Cut:
-    """Limits for programs. ``calls`` is the maximum number of calls of a program, and ``tokens`` is
-    the maximum sum of the prompt tokens and output tokens of a call. None means no limit.
-    """
-
-    calls: int | None = None
-    tokens: int | None = None
-
-    def of(self, program: ProgramShape) -> ProgramShape:
-        """Return the program without calls that exceed the limits, and without calls that depend on
-        these.
-
-        Raises `ConfigError` if no call is left.
-        """
-        kept: dict[int, int] = {}
-        calls: list[CallShape] = []
-        for index, call in enumerate(program.calls):
-            if self._has_room(call, len(calls)) and kept.keys() >= call.needs:
-                kept[index] = len(calls)
-                calls.append(_renumbered(call, kept))
-        if not calls:
-            first = program.calls[0]
-            raise ConfigError(
-                f"program {program.program_id}: its first call, with {first.prompt_tokens} prompt "
-                f"and {first.output_tokens} output tokens, does not fit into {self.tokens} tokens; "
-                "use a smaller --scale, or raise --max-model-len"
-            )
-        return program if len(calls) == len(program.calls) else replace(program, calls=tuple(calls))
-
-    def _has_room(self, call: CallShape, before: int) -> bool:
-        if self.calls is not None and before >= self.calls:
-            return False
-        return self.tokens is None or max(1, call.prompt_tokens) + call.output_tokens <= self.tokens
-
-
-WHOLE = Cut()
-"""A cut without limits, which leaves programs unchanged."""
-
-
-def _renumbered(call: CallShape, kept: dict[int, int]) -> CallShape:
-    extends = None if call.extends is None else kept[call.extends]
-    return replace(call, after=tuple(kept[i] for i in call.after), extends=extends)
-
-
 def with_hints(
     programs: Sequence[ProgramShape], correlation: float = 0.5, seed: int = 0
 ) -> list[ProgramShape]:

@@ -16,9 +16,13 @@ from agentrt.lab.engine.virtual import VirtualEngine, VirtualOptions
 from agentrt.lab.program import Stock
 from agentrt.lab.runs.contenders import contender
 from agentrt.lab.workloads.arrivals import poisson
-from agentrt.lab.workloads.shape import CallShape, Cut, ProgramShape
+from agentrt.lab.workloads.shape import (
+    CallShape,
+    ProgramShape,
+)
 from agentrt.scheduler.config import SchedulerConfig
 from benchmarks.workloads.generate import generate
+from benchmarks.workloads.source import Cut
 from tests.lab.drives import run_virtual
 
 pytestmark = pytest.mark.engine

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-import benchmarks.workloads  # noqa: F401  # makes their names known
 from agentrt.errors import ConfigError, InvariantError
 from agentrt.lab.commands.progress import run_all
 from agentrt.lab.outcome import Summary
@@ -20,8 +19,9 @@ from agentrt.lab.runs.grid import RunSpec, Setting, Source, arrivals, do, grid
 from agentrt.lab.workloads.arrivals import Pressure, bursts, share_in_time
 from agentrt.lab.workloads.shape import CallShape, ProgramShape
 from benchmarks.steps import SlotMachine
+from benchmarks.workloads.source import WorkloadSource
 
-REACT = Source("react")
+REACT = WorkloadSource("react")
 SOME = Summary(
     programs=10,
     mean_s=4.0,

@@ -295,10 +295,14 @@ def run(**options: Any) -> None:
     simulate_run(options, read_machine(options))
 
 
-def simulate_run(options: dict[str, Any], machine: Machine) -> None:
-    """Simulate the policies that `run_options` name on a machine, and print a report."""
-    [source] = read_sources([options["workload"]], options)
-    setting = Setting(source, _pressure(source, options), options["programs"])
+def simulate_run(options: dict[str, Any], machine: Machine, kind: type[Source] = Source) -> None:
+    """Simulate the policies that `run_options` name on a machine, and print a report. The workload
+    is a source of this ``kind``.
+    """
+    [source] = read_sources([options["workload"]], options, kind)
+    load = options["load"]
+    pressure = Pressure("recorded") if load is None else Pressure.parse(load)
+    setting = Setting(source, pressure, options["programs"])
     seeds = list(range(options["seed"], options["seed"] + options["seeds"]))
     specs = read_grid(options, [setting], seeds, machine)
     with compared(specs, options["jobs"], BASELINE) as series:
@@ -319,9 +323,3 @@ def simulate_run(options: dict[str, Any], machine: Machine) -> None:
 def about(specs: Sequence[RunSpec], seeds: Sequence[int]) -> str:
     """Return words that describe the settings that all runs have in common."""
     return f"{about_seeds(seeds)}.\n{specs[0].machine.in_words()}{about_hints(specs)}"
-
-
-def _pressure(source: Source, options: dict[str, Any]) -> Pressure:
-    if options["load"] is not None:
-        return Pressure.parse(options["load"])
-    return Pressure("load", 0.9) if source.path is None else Pressure("recorded")

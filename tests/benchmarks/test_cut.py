@@ -7,9 +7,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentrt.errors import ConfigError
-from agentrt.lab.workloads.replay import Scales, rescaled
-from agentrt.lab.workloads.shape import WHOLE, CallShape, Cut, ProgramShape
+from agentrt.lab.workloads.replay import Scales
+from agentrt.lab.workloads.shape import (
+    CallShape,
+    ProgramShape,
+)
 from benchmarks.workloads.generate import generate
+from benchmarks.workloads.source import (
+    WHOLE,
+    Cut,
+    rescaled,
+)
 
 CHAIN = ProgramShape(
     "p",

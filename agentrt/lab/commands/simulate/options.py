@@ -1,0 +1,197 @@
+"""Options that the simulations share, and the functions that check and read them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import click
+
+from agentrt.cli.numbers import NumberRange
+from agentrt.cli.options import together
+from agentrt.errors import ConfigError
+from agentrt.lab.commands.options import (
+    Option,
+    count_option,
+    jobs_option,
+    kv_blocks_option,
+    max_num_seqs_option,
+    policy_option,
+    silence_vllm,
+    step_time_option,
+    text_option,
+)
+from agentrt.lab.runs.contenders import BASELINE, DEFAULT, DEFAULT_HINTS, HINTED, contenders
+from agentrt.lab.runs.grid import RunSpec, Setting, Source, grid
+from agentrt.lab.runs.machine import Machine
+from agentrt.lab.workloads.arrivals import share_in_time
+from agentrt.lab.workloads.replay import Scales
+from agentrt.lab.workloads.traces import KNOWN
+from agentrt.scheduler import SchedulerConfig
+
+
+def _scale(name: str, about: str, *, zero: bool = False) -> Option:
+    kind = NumberRange(min=0, min_open=not zero)
+    return click.option(name, type=kind, default=1.0, metavar="X", help=f"Factor for the {about}.")
+
+
+_POLICIES = ("mlfq", "plas", "atlas", DEFAULT)
+policies_option: Option = policy_option(
+    "Policies to compare. default is as in agentrt serve; adaptive is the order of calls "
+    f"of default, without its retention and admission.  [default: {','.join(_POLICIES)}]",
+)
+ABOUT_TRACE = (
+    f"File of recorded programs. FORMAT is one of {', '.join(KNOWN)}; by default, the first record "
+    "decides."
+)
+scale_options: Option = together(
+    _scale("--context-scale", "tokens of prompts"),
+    _scale("--output-scale", "tokens of outputs"),
+    _scale("--gap-scale", "seconds between calls", zero=True),
+)
+machine_options: Option = together(
+    max_num_seqs_option(default=32),
+    kv_blocks_option("Size of the KV cache, in blocks of 16 tokens.  [default: 8192]"),
+    count_option(
+        "--max-num-batched-tokens",
+        about="Maximum number of tokens that a step computes.  [default: 2048]",
+    ),
+    step_time_option(),
+    jobs_option,
+)
+"""The options of a simulated engine, and ``--jobs``."""
+fleet_options: Option = together(
+    count_option(
+        "--replicas",
+        default=1,
+        about="Number of simulated engines; a load is a share of the capacity of all engines "
+        "together.",
+    ),
+    text_option(
+        "--router",
+        "NAME",
+        "Router that spreads the calls over replicas: cost, or another of agentrt serve --router.",
+    ),
+)
+scheduler_options: Option = together(
+    text_option(
+        "--hints",
+        "X",
+        "Correlation between the size hints of NAME+hints and the true sizes.  [default: 0.5]",
+        type=NumberRange(0, 1),
+    ),
+    text_option(
+        "--beta",
+        "X",
+        "Under atlas, atlas-scalar, plas or mlfq, promote a call once its program has waited X "
+        "times as long as the program was served; inf: never.  [default: 8]",
+        type=float,
+    ),
+    text_option(
+        "--lane",
+        "X",
+        "Share of the batch that adaptive reserves for the oldest programs; 0: none.  "
+        "[default: 0.05]",
+        type=float,
+    ),
+)
+
+
+# -- reading the options ---------------------------------------------------------------
+
+
+def read_grid(
+    options: Mapping[str, Any],
+    settings: Sequence[Setting],
+    seeds: Sequence[int],
+    machine: Machine,
+) -> list[RunSpec]:
+    """Return the requested runs, with `BASELINE` as the first policy. Raises `ConfigError` for an
+    unknown policy, invalid settings, or hints that no policy uses.
+    """
+    overrides = {name: options[name] for name in ("beta", "lane") if options[name] is not None}
+    names, hints = options["policy"] or _POLICIES, options["hints"]
+    if hints is not None and not any(HINTED in name.split("+") for name in names):
+        raise ConfigError(
+            f"--hints {hints:g}: no policy uses hints; name a policy with +{HINTED}, such as "
+            f"--policy {names[-1]},{names[-1]}+{HINTED}"
+        )
+    how_good = DEFAULT_HINTS if hints is None else hints
+    policies = contenders([BASELINE, *names], SchedulerConfig(**overrides), how_good)
+    warn_of_sleepers(settings, machine)
+    return grid(settings, policies, seeds, machine)
+
+
+def read_machine(options: Mapping[str, Any]) -> Machine:
+    """Return the simulated engine or engines. Raises `ConfigError` for a router without
+    several replicas, and the errors of `Machine`.
+    """
+    silence_vllm()
+    names = ("kv_blocks", "max_num_batched_tokens")
+    sizes = {name: options[name] for name in names if options[name] is not None}
+    return Machine(
+        options["max_num_seqs"], step_model=options["step_time"], **sizes, **read_fleet(options)
+    )
+
+
+def read_fleet(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields ``replicas`` and ``router`` of a `Machine`; an empty dict for a command
+    whose option ``--replicas`` is a list. Raises `ConfigError` for a router without several
+    replicas.
+    """
+    replicas, router = options.get("replicas", 1), options.get("router")
+    if not isinstance(replicas, int):
+        return {}
+    if router is not None and replicas == 1:
+        raise ConfigError(
+            "--router needs several replicas; add --replicas N, or leave --router out"
+        )
+    return {"replicas": replicas} | ({} if router is None else {"router": router})
+
+
+# -- sources of programs ---------------------------------------------------------------
+
+
+def read_sources(
+    names: Sequence[str], options: Mapping[str, Any], kind: type[Source] = Source
+) -> list[Source]:
+    """Return the named sources, scaled by the factors in ``options``.
+
+    The files of traces are read here and not when a run starts. A report of each file is printed to
+    stderr. Raises `ConfigError` for an unknown name, an invalid file, or an invalid factor.
+    """
+    scales = Scales(options["context_scale"], options["output_scale"], options["gap_scale"])
+    sources = [kind.named(name, scales=scales) for name in names]
+    stems = [source.name for source in sources]
+    for source in sources:
+        if source.path is not None:
+            click.echo(source.trace().report(), err=True)
+    return [
+        source if stems.count(source.name) == 1 else replace(source, name=str(source.path))
+        for source in sources
+    ]
+
+
+def warn_of_sleepers(settings: Sequence[Setting], machine: Machine) -> None:
+    """Print a warning to stderr for each trace whose programs pause so long that the engine gets
+    less than the requested load.
+    """
+    for setting in settings:
+        if setting.source.path is None or not setting.pressure.paced:
+            continue
+        share = share_in_time(setting.arrivals(machine, 0), machine.token_s())
+        if share < _FULL:
+            click.echo(_SLEEPERS.format(setting.source.name, setting.label, share), err=True)
+
+
+_FULL = 0.75
+"""If a smaller share of the work arrives before the last program, a warning is printed. This value
+is less than 1, because even without gaps some work is left when the last program arrives.
+"""
+
+_SLEEPERS = (
+    "{} at {}: programs pause between their calls, so only {:.0%} of the work arrives before the "
+    "last program, and the engine gets about this share of the load; use more --programs or a "
+    "smaller --gap-scale"
+)
