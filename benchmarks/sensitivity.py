@@ -44,7 +44,7 @@ from benchmarks.cells import (
     study_options,
 )
 from benchmarks.harness import Figures, show
-from benchmarks.memory.cells import HELD_OUT_WORKS, Memory, MemoryLoad, Setup
+from benchmarks.memory.cells import HELD_OUT_WORKS, Memory, MemoryLoad, Scarce, Setup
 from benchmarks.memory.plan import FIRST_HELD_OUT
 from benchmarks.options import workload_option
 
@@ -83,20 +83,6 @@ class Constant:
 
 
 @dataclass(frozen=True, slots=True)
-class HeldOut:
-    """A held-out workload on an engine that holds a share of its working set, with a number of
-    programs.
-    """
-
-    setup: Setup
-    programs: int | None
-
-    def load(self, seed: int) -> MemoryLoad:
-        """Make the programs and the engine."""
-        return Memory(count=self.programs).make(self.setup, seed)
-
-
-@dataclass(frozen=True, slots=True)
 class Variant:
     """The defaults with one constant times a factor."""
 
@@ -104,7 +90,7 @@ class Variant:
     factor: float
 
 
-Runs = Measured[HeldOut, Variant | None]
+Runs = Measured[Scarce, Variant | None]
 """The figures of the runs by variant. A run that raised an error has None. The variant None is the
 run without a changed constant.
 """
@@ -143,15 +129,13 @@ def _constants(names: Sequence[str]) -> list[Constant]:
 
 def _cells(
     options: dict[str, Any], chosen: Sequence[Constant]
-) -> list[Cell[HeldOut, Variant | None]]:
+) -> list[Cell[Scarce, Variant | None]]:
     names = check_names("held-out workload", options["workload"], list(HELD_OUT_WORKS))
     changed = [
         Variant(item, by) for item in chosen for by in _FACTORS if item.times(by) != item.value
     ]
-    works = [
-        HeldOut(Setup(name, _SHARE, HELD_OUT_WORKS[name].tool_s), options["programs"])
-        for name in names
-    ]
+    bench = Memory(count=options["programs"])
+    works = [Scarce(bench, Setup(name, _SHARE, HELD_OUT_WORKS[name].tool_s)) for name in names]
     return cells_of(works, [None, *changed], seeds_of(options))
 
 

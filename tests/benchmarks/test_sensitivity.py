@@ -9,13 +9,13 @@ import pytest
 
 from benchmarks import sensitivity
 from benchmarks.__main__ import call
-from benchmarks.memory.cells import MemoryLoad, Setup
-from benchmarks.sensitivity import Constant, HeldOut, Variant, constants, figures
+from benchmarks.memory.cells import Memory, MemoryLoad, Scarce, Setup
+from benchmarks.sensitivity import Constant, Variant, constants, figures
 from tests.cli.conftest import check
 
 
 def small() -> MemoryLoad:
-    return HeldOut(Setup("map_reduce_64", 0.25, 0.2), 1).load(5000)
+    return Memory(count=1).make(Setup("map_reduce_64", 0.25, 0.2), 5000)
 
 
 @pytest.mark.engine
@@ -48,7 +48,7 @@ def test_a_table_of_half_and_twice(
 
     monkeypatch.setattr(sensitivity, "constants", lambda: few)
     monkeypatch.setattr(sensitivity, "figures", made)
-    monkeypatch.setattr(HeldOut, "load", lambda self, seed: (self.setup.workload, seed))
+    monkeypatch.setattr(Scarce, "load", lambda self, seed: (self.setup.workload, seed))
     assert call(["sensitivity", "--jobs", "1", "--json"]) == 0
     *lines, last = capsys.readouterr().out.splitlines()
     cells = {row[0]: row[1:] for line in lines[2:] for row in [_cells(line)]}
