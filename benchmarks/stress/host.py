@@ -8,8 +8,6 @@ import random
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
-from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorRole
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import OffloadingConnector
 from vllm.v1.kv_offload.base import (
     GPULoadStoreSpec,
@@ -20,7 +18,7 @@ from vllm.v1.kv_offload.base import (
 from vllm.v1.outputs import KVConnectorOutput
 
 from agentrt.executors.vllm.options import HOST_TIER
-from agentrt.lab.engine.host import transfer_config
+from agentrt.lab.engine.host import transfer_config, worker_half
 from benchmarks.stress.faults import Violation
 from benchmarks.stress.runner import ModelRunner
 
@@ -183,15 +181,9 @@ def host_config(plan: EnginePlan, retention: str) -> KVTransferConfig:
 
 def host_side(scheduler: Any, plan: EnginePlan, runner: ModelRunner, seed: int) -> HostSide:
     """Make the worker's half for a scheduler that was made with `host_config`."""
-    worker = KVConnectorFactory.create_connector(
-        scheduler.vllm_config, KVConnectorRole.WORKER, scheduler.kv_cache_config
-    )
-    assert isinstance(worker, OffloadingConnector)
-    assert worker.connector_worker is not None
     lossy = plan.host_fails is not None
     copies = Copies(runner, random.Random(f"copies {seed}"), lossy)
-    worker.connector_worker.worker = copies
-    side = HostSide(worker, copies)
+    side = HostSide(worker_half(scheduler, copies), copies)
     manager = scheduler.connector.connector_scheduler.manager
     prepare = manager.prepare_store
 

@@ -196,11 +196,16 @@ def with_host(scheduler: Any, memory: HostMemory, **engine: Any) -> HostEngine:
     """
     made = HostEngine(scheduler, **engine)
     made.link = Link(memory, scheduler.block_size)
+    made._worker, made._results = worker_half(scheduler, made.link), {}
+    return made
+
+
+def worker_half(scheduler: Any, copies: OffloadingWorker) -> OffloadingConnector:
+    """Return the worker's half of vLLM's connector for a scheduler. ``copies`` makes the copies."""
     worker = KVConnectorFactory.create_connector(
         scheduler.vllm_config, KVConnectorRole.WORKER, scheduler.kv_cache_config
     )
     assert isinstance(worker, OffloadingConnector)
     assert worker.connector_worker is not None
-    worker.connector_worker.worker = made.link
-    made._worker, made._results = worker, {}
-    return made
+    worker.connector_worker.worker = copies
+    return worker
