@@ -158,36 +158,22 @@ def run_seeds(
     twice: int = 0,
     without: Collection[str] = (),
     always: Collection[str] = (),
-) -> Iterator[Outcome]:
+) -> list[Outcome]:
     """Run the case of each seed. If a case has no violation and its seed is a multiple of
     ``twice``, the case runs again, and both runs must be equal. With 0, no case runs again.
     """
+    outcomes = []
     for seed in seeds:
         run = run_twice if twice and seed % twice == 0 else run_case
-        yield run(draw_case(seed, without, always))
+        outcomes.append(run(draw_case(seed, without, always)))
+    return outcomes
 
 
-def run_cases(
-    seeds: range,
-    jobs: int,
-    *,
-    twice: int = 0,
-    without: Collection[str] = (),
-    always: Collection[str] = (),
-) -> Iterator[Outcome]:
-    """Run the cases of all seeds in ``jobs`` processes. With one process, the outcomes are in the
-    order of the seeds.
+def run_cases(seeds: range, jobs: int, **how: Any) -> Iterator[Outcome]:
+    """Run the cases of all seeds in ``jobs`` processes. ``how`` are the other arguments of
+    `run_seeds`. With one process, the outcomes are in the order of the seeds.
     """
-    run = partial(_run_piece, twice=twice, without=without, always=always)
-    if jobs == 1:
-        yield from run_seeds(seeds, twice=twice, without=without, always=always)
-        return
-    pieces = [seeds[at : at + _PIECE] for at in range(0, len(seeds), _PIECE)]
-    for outcomes in run_all(pieces, jobs, run):
+    size = 1 if jobs == 1 else _PIECE
+    pieces = [seeds[at : at + size] for at in range(0, len(seeds), size)]
+    for outcomes in run_all(pieces, jobs, partial(run_seeds, **how)):
         yield from outcomes
-
-
-def _run_piece(
-    seeds: range, twice: int, without: Collection[str], always: Collection[str]
-) -> list[Outcome]:
-    return list(run_seeds(seeds, twice=twice, without=without, always=always))

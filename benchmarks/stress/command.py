@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from typing import NamedTuple
+from collections.abc import Sequence
+from functools import partial
 
 import click
 
@@ -20,6 +21,7 @@ from agentrt.lab.commands.options import (
     seed_option,
     silence_vllm,
 )
+from agentrt.lab.commands.progress import run_all
 from agentrt.lab.reports.tables import markdown
 from benchmarks.cells import check_names
 from benchmarks.harness import run_shown, show
@@ -30,7 +32,7 @@ from benchmarks.stress.ratios import (
     POLICIES,
     Ratio,
     by_policy,
-    compare_all,
+    compare,
     policies_table,
     worst_of,
     worst_table,
@@ -101,7 +103,6 @@ def stress(
             f"--always {CONNECTOR},{OFFLOAD}: an engine has at most one KV connector; name one of "
             "them"
         )
-    kinds = _Kinds(without, always)
     silence_vllm()
     done = _Cases()
 
@@ -109,7 +110,7 @@ def stress(
         seeds = range(seed, seed + cases)
         for outcome in run_cases(seeds, jobs, twice=_TWICE, without=without, always=always):
             if done.add(outcome) and (show_all or done.failed[outcome.invariant] <= _SHOWN):
-                note(f"{outcome.report}\n    to run it again: {kinds.line(outcome.seed)}")
+                note(f"{outcome.report}\n    again: {_line(outcome.seed, without, always)}")
             if outcome.invariant and shrink:
                 _show_shrunk(draw_case(outcome.seed, without, always), outcome.invariant)
                 break
@@ -144,19 +145,11 @@ class _Cases:
         return markdown(["invariant", "cases", "first seed"], rows)
 
 
-class _Kinds(NamedTuple):
-    """The kinds of requests and disturbances that no case has, and the kinds that every case
-    has.
-    """
-
-    without: tuple[str, ...]
-    always: tuple[str, ...]
-
-    def line(self, seed: int) -> str:
-        """Return the command that runs a case again."""
-        options = "".join(f" --without {feature}" for feature in self.without)
-        options += "".join(f" --always {feature}" for feature in self.always)
-        return f"python -m benchmarks stress --seed {seed} --cases 1{options}"
+def _line(seed: int, without: Sequence[str], always: Sequence[str]) -> str:
+    """Return the command that runs a case again."""
+    options = "".join(f" --without {feature}" for feature in without)
+    options += "".join(f" --always {feature}" for feature in always)
+    return f"python -m benchmarks stress --seed {seed} --cases 1{options}"
 
 
 def _show_shrunk(case: CasePlan, invariant: str) -> None:
@@ -200,7 +193,8 @@ def ratios(
 
     async def work() -> None:
         seeds = range(seed, seed + workloads)
-        for number, compared in enumerate(compare_all(seeds, policies, jobs), 1):
+        results = run_all(seeds, jobs, partial(compare, policies=policies))
+        for number, compared in enumerate(results, 1):
             done.extend(compared)
             if number % 50 == 0:
                 note(f"{number} of {workloads} workloads")

@@ -7,12 +7,10 @@ from __future__ import annotations
 import math
 import random
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
-from agentrt.lab.commands.progress import run_all
 from agentrt.lab.reports.tables import markdown
 from agentrt.scheduler.config import DEFAULT_POLICY, SchedulerConfig
 from agentrt.scheduler.policies import BUILT_IN
@@ -104,12 +102,6 @@ def compare(seed: int, policies: Sequence[str]) -> list[Ratio]:
     stock = run_workload(plan, None)
     assert not stock.fault, f"stock, workload {seed}: {stock.fault}"
     return [_ratio(plan, policy, run_workload(plan, policy), stock) for policy in policies]
-
-
-def compare_all(seeds: range, policies: Sequence[str], jobs: int) -> Iterator[list[Ratio]]:
-    """Compare policies with stock on the workload of each seed, in ``jobs`` processes."""
-    run = partial(compare, policies=tuple(policies))
-    yield from run_all(seeds, jobs, run)
 
 
 def _ratio(plan: CasePlan, policy: str, ours: Run, stock: Run) -> Ratio:
