@@ -23,12 +23,12 @@ import click
 from typing_extensions import override
 
 from agentrt.batch.runner import DEFAULT_LIVE
-from agentrt.cli.numbers import NumberRange
 from agentrt.lab.backends.gates import Gate
 from agentrt.lab.commands.options import (
     ManyCommand,
     count_option,
     file,
+    flag_option,
     many,
     max_num_seqs_option,
     note,
@@ -66,7 +66,7 @@ from benchmarks.memory.cells import (
     with_room_for_all,
 )
 from benchmarks.memory.real import ON_CPU, Engines, engines_of, real_options
-from benchmarks.options import number, workload_option
+from benchmarks.options import number, positive_option, workload_option
 from benchmarks.rivals import CAP, THUNDER
 from benchmarks.rivals.gates import Cap
 
@@ -86,7 +86,6 @@ BATCH = f"{BATCH_SCHEDULER.policy}+{BATCH_SCHEDULER.retention}+{BATCH_SCHEDULER.
 """The settings that a batch gives its own engine."""
 CONTENDERS = (STOCK, BEST_CAP, THUNDER, BATCH, DEFAULT, LEARNED, KNOWN)
 AMPLE = "ample"
-_FACTOR = NumberRange(min=0, min_open=True)
 _WORKS = [name for name in ALL_WORKS if name != RECORDED]
 
 
@@ -275,27 +274,14 @@ def _figures(ran: RunOutcome) -> dict[str, float]:
     "--max-live", about="Maximum number of programs that are live at once.", default=DEFAULT_LIVE
 )
 @count_option("--samples", about="Number of samples of each input.", default=1)
-@click.option(
+@flag_option(
     "--apart",
-    is_flag=True,
-    help="Begin the first sample of each input, then the second of each, and so on. Without this "
-    "option, the samples of an input begin one after another.",
+    "Begin the first sample of each input, then the second of each, and so on. Compare with "
+    "samples that begin together.",
 )
 @max_num_seqs_option(SLOTS)
-@click.option(
-    "--scale",
-    type=_FACTOR,
-    default=1.0,
-    show_default=True,
-    metavar="X",
-    help="Multiplies the tokens of programs.",
-)
-@click.option(
-    "--tools",
-    type=_FACTOR,
-    metavar="S",
-    help="Median seconds of the commonest tool.  [default: the workload's own]",
-)
+@positive_option("--scale", "Factor for the tokens.", 1.0)
+@positive_option("--tools", "Median seconds of the commonest tool.", metavar="S")
 @real_options("Run on real engines, one for each run.")
 @file(
     "--add",

@@ -19,7 +19,6 @@ from typing import Any
 
 import click
 
-from agentrt.cli.numbers import NumberRange
 from agentrt.executors.identity import to_extra_args
 from agentrt.lab.commands.options import (
     ManyCommand,
@@ -36,7 +35,7 @@ from agentrt.lab.runs.contenders import DEFAULT, STOCK, check_parts, contender, 
 from agentrt.request import Identity
 from benchmarks.cells import seeds_of, study_options
 from benchmarks.harness import show
-from benchmarks.options import counts
+from benchmarks.options import counts, minutes_option
 from benchmarks.workloads.sizes import Sizes
 
 GPUS = 8
@@ -94,14 +93,11 @@ _AT_START = 64
     help="Numbers of clients. Each client has one session at a time.  [default: 8,16,32,64]",
 )
 @policy_option(f"Schedulers.  [default: {STOCK},{DEFAULT}]")
-@click.option(
-    "--minutes",
-    type=NumberRange(min=1.0),
-    default=30.0,
-    show_default=True,
-    metavar="M",
-    help="Virtual minutes that are measured. The measurement begins after a warm-up of a third of "
+@minutes_option(
+    30.0,
+    "Virtual minutes that are measured. The measurement begins after a warm-up of a third of "
     "this time.",
+    least=1.0,
 )
 @study_options(3)
 def cliff(**options: Any) -> None:

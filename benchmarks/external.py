@@ -25,6 +25,7 @@ from agentrt.errors import ConfigError
 from agentrt.lab.commands.options import (
     ManyCommand,
     count_option,
+    flag_option,
     jobs_option,
     json_flag,
     many,
@@ -203,7 +204,7 @@ Predicted = Mapping[tuple[str, float, str], Sequence[float]]
 @seeds_option(suffix="  [default: 3; 1 with --quick]")
 @seed_option
 @jobs_option
-@click.option("--quick", is_flag=True, help="Run only H100 at 3 jobs a second with one seed.")
+@flag_option("--quick", "Run only H100 at 3 jobs a second with one seed.")
 @json_flag("Print all cells as one JSON line at the end.")
 def external(**options: Any) -> None:
     """Predict GPU runs that other people published, in virtual time, and report the errors.

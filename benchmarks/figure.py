@@ -31,6 +31,7 @@ from agentrt.lab.commands.options import (
     policy_option,
     programs_option,
     seeds_option,
+    text_option,
 )
 from agentrt.lab.commands.progress import compared
 from agentrt.lab.reports.compare import Series, as_dicts
@@ -69,10 +70,8 @@ _LOADS = ("0.7", "0.8", "0.9", "1.0", "1.1")
 )
 @json_flag("Print one JSON object for each policy; for figure 20, one object in all.")
 @file("--plot", about="Figure 20: file for a drawing (.png, .svg or .pdf).")
-@click.option(
-    "--workload", default="mixed", show_default=True, metavar="NAME", help="Figure 20: workload."
-)
-@load_option(f"Figure 20: loads.  [default: {','.join(_LOADS)}]")
+@text_option("--workload", "NAME", "Figure 20: workload.", default="mixed")
+@load_option("Figure 20: loads.  [default: 0.7,0.8,0.9,1.0,1.1]")
 @programs_option("Figure 20: number of programs.", default=200)
 @max_num_seqs_option(default=16, suffix="  For figure 20.")
 @seeds_option(default=1, suffix="  For figure 20.", first="0")

@@ -31,6 +31,7 @@ from agentrt.journal.journal import Content
 from agentrt.journal.store import SQLiteStore
 from agentrt.lab.commands.options import (
     count_option,
+    flag_option,
     note,
 )
 from agentrt.lab.runs.grid import turns
@@ -80,7 +81,7 @@ last two columns compare a row with the row off of the same repeat.
 @count_option("--calls", default=40, about="Number of calls of each program, one after the other.")
 @count_option("--tokens", default=128, about="Number of tokens of each answer.")
 @repeat_option(10, "Number of turns of each row.")
-@click.option("--real", is_flag=True, help="Run also on a real engine of vLLM.")
+@flag_option("--real", "Run also on a real engine of vLLM.")
 @json_option
 def journal(**options: Any) -> None:
     """Compare the processor time of a call with a journal and without a journal."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from agentrt.cli.numbers import NumberRange
 from agentrt.errors import ConfigError
 from agentrt.lab.commands.options import Option, count_option, json_flag, many, text_option
 
@@ -29,7 +30,24 @@ def repeat_option(
     return count_option("--repeat", about=about, default=default)
 
 
+def minutes_option(default: float, about: str, least: float | None = None) -> Option:
+    """Return ``--minutes``: at least ``least``, or above 0 if that is None."""
+    kind = NumberRange(min=least or 0, min_open=least is None)
+    return text_option("--minutes", "M", about, type=kind, default=default)
+
+
+def positive_option(
+    name: str, about: str, default: float | None = None, *, metavar: str = "X"
+) -> Option:
+    """Return an option that takes a number above 0."""
+    kind = NumberRange(min=0, min_open=True)
+    return text_option(name, metavar, about, type=kind, default=default)
+
+
 model_option: Option = text_option("--model", "MODEL", "Model: a folder or a Hugging Face name.")
+model_shape_option: Option = text_option(
+    "--model-shape", "NAME", "Model shape with made-up weights: llama-8b, small, tiny."
+)
 json_option = json_flag("Print the medians as one JSON line.")
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import click
 
 from agentrt.errors import ConfigError
-from agentrt.lab.commands.options import ManyCommand, many
+from agentrt.lab.commands.options import ManyCommand, flag_option, many
 from benchmarks.results import ROOT, SOURCES, VALUES, Data
 
 DATA = Path("docs/results/data")
@@ -39,9 +39,7 @@ _FIRST_ON_LINE = re.compile(r"^ {0,3}<!--[\w.-]+-->(?!\n)", re.MULTILINE)
     help="Measure again: run the commands of these files of results, and write the files. This "
     "takes 4 to 40 minutes for each of " + ", ".join(SOURCES) + ".",
 )
-@click.option(
-    "--write", is_flag=True, help="Write the numbers of the files of results onto the pages."
-)
+@flag_option("--write", "Write the numbers of the files of results onto the pages.")
 @click.option(
     "--root",
     type=click.Path(exists=True, file_okay=False, path_type=Path),

@@ -21,7 +21,6 @@ from typing import Any
 import click
 import httpx
 
-from agentrt.cli.numbers import NumberRange
 from agentrt.executors.base import Progress
 from agentrt.lab.commands.options import (
     ManyCommand,
@@ -34,6 +33,7 @@ from agentrt.lab.runs.contenders import DEFAULT, STOCK
 from agentrt.lab.runs.grid import turns
 from benchmarks.harness import WHOLE, Column, Figures, Results, percentile, ratios, run_shown, show
 from benchmarks.options import (
+    minutes_option,
     model_option,
     repeat_option,
 )
@@ -86,14 +86,10 @@ _pause = asyncio.sleep
 
 @click.command(cls=ManyCommand)
 @count_option("--clients", "Number of clients at a time.", default=256)
-@click.option(
-    "--minutes",
-    type=NumberRange(min=0, min_open=True),
-    default=20.0,
-    show_default=True,
-    metavar="M",
-    help="Minutes of load for all servers together. In addition, each turn waits for the calls "
-    "that have begun.",
+@minutes_option(
+    20.0,
+    "Minutes of load for all servers together. The benchmark waits for the calls that have "
+    "begun by then.",
 )
 @repeat_option(5, "Number of turns of each server.")
 @max_num_seqs_option(default=16)

@@ -25,6 +25,7 @@ import httpx
 from agentrt.engines import EngineOptions
 from agentrt.lab.commands.options import (
     count_option,
+    flag_option,
     note,
 )
 from agentrt.lab.runs.grid import turns
@@ -85,7 +86,7 @@ OTHERS = (
 @click.command()
 @repeat_option(5)
 @count_option("--seconds", default=10, about="Seconds of each turn of short calls.")
-@click.option("--quick", is_flag=True, help="Run 3 repeats of 4 seconds.")
+@flag_option("--quick", "Run 3 repeats of 4 seconds.")
 @model_option
 @json_option
 def submit(**options: Any) -> None:

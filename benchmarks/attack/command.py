@@ -21,11 +21,11 @@ from typing import Any
 import click
 import httpx
 
-from agentrt.cli.numbers import NumberRange
 from agentrt.engines import EngineOptions
 from agentrt.executors.vllm.options import prepare_environment
 from agentrt.lab.commands.options import (
     count_option,
+    flag_option,
     note,
     text_option,
 )
@@ -34,7 +34,7 @@ from agentrt.serving.tenants.keys import new_key
 from benchmarks.attack.attacker import Spec, attacked
 from benchmarks.attack.attacks import ATTACKS, Attack
 from benchmarks.harness import Column, Results, no_collections, percentile, ratios, run_with_table
-from benchmarks.options import json_option
+from benchmarks.options import json_option, minutes_option
 from benchmarks.servers import AgentrtServer
 from tests.doubles.tinymodel import tiny_model
 
@@ -61,15 +61,8 @@ COLUMNS = (
 
 
 @click.command()
-@click.option(
-    "--minutes",
-    type=NumberRange(min=0, min_open=True),
-    default=10.0,
-    show_default=True,
-    metavar="M",
-    help="Minutes for all attacks together.",
-)
-@click.option("--quick", is_flag=True, help=f"Run each attack for only {QUICK_S:g} s.")
+@minutes_option(10.0, "Minutes for all attacks together.")
+@flag_option("--quick", f"Run each attack for only {QUICK_S:g} s.")
 @text_option("--policy", "NAME", "Policy of the server.", default=DEFAULT_POLICY)
 @count_option("--replicas", default=1, about="Number of engines of the server.")
 @click.option(

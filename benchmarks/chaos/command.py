@@ -20,13 +20,14 @@ from typing import Any
 import click
 
 from agentrt.cli.engine_log import EngineLog
-from agentrt.cli.numbers import NumberRange
 from agentrt.engines import EngineOptions, ReplicaSet, VLLMEngine
 from agentrt.executors.base import Executor, Progress
 from agentrt.executors.replicas import Backoff, Health, Replica, ReplicaState
 from agentrt.executors.vllm.processes import is_live
 from agentrt.lab.commands.options import (
     count_option,
+    flag_option,
+    json_flag,
     max_num_seqs_option,
     note,
     programs_option,
@@ -37,6 +38,7 @@ from agentrt.runtime import Runtime
 from benchmarks.chaos.programs import ChaosPrograms
 from benchmarks.chaos.report import CallAudit, Report
 from benchmarks.harness import run_shown, show
+from benchmarks.options import minutes_option
 
 Make = Callable[[int], Executor]
 Outage = Callable[[], Awaitable[None]]
@@ -57,14 +59,7 @@ _FLAGS = (
 
 
 @click.command()
-@click.option(
-    "--minutes",
-    type=NumberRange(min=0),
-    default=10.0,
-    show_default=True,
-    metavar="M",
-    help="Minutes in which engines are killed or made to hang.",
-)
+@minutes_option(10.0, "Minutes with kills.", least=0.0)
 @programs_option(default=40)
 @count_option("--replicas", "Number of engines.", default=2)
 @click.option(
@@ -75,28 +70,20 @@ _FLAGS = (
     metavar="S S",
     help="Shortest and longest time, in seconds, until the next engine is killed or made to hang.",
 )
-@click.option(
+@flag_option(
     "--tiny",
-    is_flag=True,
-    help="Use a model of two layers with random weights. Its texts have no meaning, but depend "
+    "Use a model of two layers with random weights. Its texts have no meaning, but depend "
     "on every token of the prompt, so that a wrong token shows. Its steps are shorter, so that "
     "more calls fit into the time.",
 )
 @max_num_seqs_option(default=8)
-@text_option(
-    "--seed",
-    "N",
-    "Seed of the random choice of engines and of the random times until they are killed.",
-    type=int,
-    default=0,
-)
-@click.option(
+@seed_option
+@flag_option(
     "--ray",
-    is_flag=True,
-    help="Run on a Ray cluster of two nodes, started here on loopback. After half of the time, the "
+    "Run on a Ray cluster of two nodes, started here on loopback. After half of the time, the "
     "raylet of a node is killed, and a new node joins soon after.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print the figures as one JSON line, too.")
+@json_flag("Print the figures as one JSON line, too.")
 def chaos(**options: Any) -> int:
     """Run native and LangGraph programs while engines are killed (SIGKILL) or hang (SIGSTOP).
 

@@ -15,10 +15,10 @@ from typing import Any
 
 import click
 
-from agentrt.cli.numbers import NumberRange
 from agentrt.errors import ConfigError
 from agentrt.lab.commands.options import (
     ManyCommand,
+    flag_option,
     json_flag,
     many,
     max_num_seqs_option,
@@ -34,6 +34,7 @@ from benchmarks.clients.load import QUARTER_S, Counted, by_minute
 from benchmarks.harness import run_shown, show
 from benchmarks.options import (
     counts,
+    minutes_option,
     model_option,
 )
 from benchmarks.servers import engine_and_model, scheduling
@@ -48,16 +49,9 @@ Runs = dict[Cell, dict[str, Counted]]
 @click.command(cls=ManyCommand)
 @many("--clients", metavar="N,…", help="Numbers of clients.  [default: 8,32,256]")
 @many("--conversation", metavar="KIND,…", help=f"Kinds of chats.  [default: {','.join(KINDS)}]")
-@policy_option(f"Policies to compare with {STOCK}.  [default: {OFF},{DEFAULT}]")
-@click.option(
-    "--minutes",
-    type=NumberRange(min=0.25),
-    default=5.0,
-    show_default=True,
-    metavar="M",
-    help="Minutes of each run; calls are counted by quarter of a minute.",
-)
-@click.option("--real", "on_servers", is_flag=True, help="Run over HTTP, with real engines.")
+@policy_option(f"Policies beside {STOCK}.  [default: {OFF},{DEFAULT}]")
+@minutes_option(5.0, "Minutes of each run; calls are counted by quarter of a minute.", least=0.25)
+@flag_option("--real", "Run over HTTP, with real engines.", "on_servers")
 @max_num_seqs_option(default=16, suffix="  With --real.")
 @model_option
 @text_option("--seed", "N", "Seed of the random prompts in virtual time.", type=int, default=0)

@@ -25,7 +25,6 @@ from typing import Any
 import click
 
 from agentrt import __version__
-from agentrt.cli.numbers import NumberRange
 from agentrt.cli.signals import STOP_WITHIN_S
 from agentrt.engines import EngineOptions
 from agentrt.errors import AgentrtError, ConfigError, EngineError, UsageError
@@ -33,6 +32,7 @@ from agentrt.executors.vllm.options import has_gpus, prepare_environment
 from agentrt.lab.backends.real import Open, engine_for, serve, warm_up
 from agentrt.lab.commands.calibrate import Calibration
 from agentrt.lab.commands.options import (
+    flag_option,
     kv_blocks_option,
     many,
     note,
@@ -63,6 +63,7 @@ from benchmarks.gpu.predict import (
 )
 from benchmarks.gpu.report import OFFLOADS, Cell, Done, Report
 from benchmarks.harness import FlagsCommand, run_shown
+from benchmarks.options import minutes_option
 from benchmarks.shapes import engine_options
 from benchmarks.summaries import with_ideals
 from benchmarks.workloads.agents import JOBS
@@ -70,7 +71,6 @@ from benchmarks.workloads.source import short
 
 _FOLDER = click.Path(file_okay=False, path_type=Path)
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
-_MINUTES = NumberRange(min=0.5)
 _KEPT = 0.04
 """Share of the time that is reserved for the end, in addition to the time for a stop."""
 _OFFLOAD_GIB = 64
@@ -96,7 +96,7 @@ sends to itself if it would otherwise not end within --minutes.
 
 
 @click.command(cls=FlagsCommand, epilog=EPILOG)
-@text_option("--minutes", "N", "Minutes for the whole run.", type=_MINUTES, default=25.0)
+@minutes_option(25.0, "Minutes for the whole run.", least=0.5)
 @click.option("--out", type=_FOLDER, metavar="DIR", help="Folder for all results.")
 @text_option(
     "--model-shape",
@@ -108,11 +108,8 @@ sends to itself if it would otherwise not end within --minutes.
 )
 @kv_blocks_option("Size of the smaller KV cache in blocks.  [default: 28,625; tiny 64]", least=8)
 @programs_option("Number of jobs of a run.  [default: 100; tiny 8]")
-@click.option(
-    "--whole",
-    is_flag=True,
-    help="Run all turns of the jobs with their original tokens at 3 jobs a second, as in the "
-    "published runs. This takes one hour.",
+@flag_option(
+    "--whole", "Run all turns at 3 jobs a second, as in the published runs. This takes one hour."
 )
 @seeds_option(default=2)
 @seed_option
@@ -121,12 +118,7 @@ sends to itself if it would otherwise not end within --minutes.
     metavar="NAME:MS,…",
     help="Limits for goodput, in milliseconds.  [default: ttft:2000,tpot:100,jct:60000]",
 )
-@click.option(
-    "--step-time",
-    type=_FILE,
-    metavar="FILE",
-    help="File with step times, instead of measuring them.",
-)
+@text_option("--step-time", "FILE", "File with step times, instead of measuring them.", type=_FILE)
 @click.option(
     "--predict",
     type=_FOLDER,

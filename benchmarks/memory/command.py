@@ -19,10 +19,9 @@ from typing import Any
 
 import click
 
-from agentrt.cli.numbers import NumberRange
 from agentrt.lab.commands.options import (
     ManyCommand,
-    file,
+    flag_option,
     jobs_option,
     json_flag,
     kv_blocks_option,
@@ -34,6 +33,7 @@ from agentrt.lab.commands.options import (
     seeds_option,
     silence_vllm,
     step_time_option,
+    text_option,
 )
 from agentrt.lab.engine.hardware import hardware
 from agentrt.lab.engine.headless import BLOCK_SIZE
@@ -66,9 +66,9 @@ from benchmarks.memory.report import (
     read_earlier,
     table,
 )
-from benchmarks.options import workload_option
+from benchmarks.options import positive_option, workload_option
 
-_FACTOR = NumberRange(min=0, min_open=True)
+_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 _NAMES = ", ".join(ALL_WORKS)
 _HELD = f"{FIRST_HELD_OUT} with --held-out"
 _HELD_OUT = (
@@ -124,40 +124,30 @@ Key = tuple[Setup, str]
     help="Maximum numbers of concurrent programs to try, in multiples of the number that fits; 0: "
     f"none.  [default: {_listed(CAPS)}; {_listed(QUICK_CAPS)} with --quick; 0 with --held-out]",
 )
-@click.option(
+@text_option(
     "--trace",
-    metavar="[FORMAT:]FILE",
-    help=f"File of recorded programs, from which the workload {RECORDED!r} draws its programs.",
+    "[FORMAT:]FILE",
+    f"File of recorded programs, from which the workload {RECORDED!r} draws its programs.",
 )
-@click.option(
+@positive_option(
     "--trace-scale",
-    type=_FACTOR,
-    default=TRACE_SCALE,
-    show_default=True,
-    metavar="X",
-    help="Multiplies the tokens of the programs in the file of --trace or --workload.",
+    "Multiplies the tokens of the programs in the file of --trace or --workload.",
+    TRACE_SCALE,
 )
-@click.option("--tokenizer", metavar="MODEL", help="Model whose tokenizer counts recorded texts.")
+@text_option("--tokenizer", "MODEL", "Model whose tokenizer counts recorded texts.")
 @step_time_option()
 @kv_blocks_option("Size of the KV cache in blocks, in place of --memory.", least=1)
-@click.option(
-    "--load",
-    type=_FACTOR,
-    metavar="X",
-    help="Arrival rate as a share of the engine's capacity.  [default: the workload's own]",
-)
-@programs_option("Number of programs of each workload.  [default: the workload's own]")
-@click.option(
-    "--scale", type=_FACTOR, default=1.0, metavar="X", help="Multiplies the tokens of programs."
-)
+@positive_option("--load", "Arrival rate as a share of capacity.")
+@programs_option()
+@positive_option("--scale", "Multiplies the tokens of programs.", 1.0)
 @max_num_seqs_option(suffix="  [default: 16; 4 with --real]")
 @seeds_option(suffix="  [default: 5; 1 with --quick]")
-@click.option("--seed", type=int, metavar="N", help=f"The first seed.  [default: 0; {_HELD}]")
-@click.option("--held-out", is_flag=True, help=_HELD_OUT)
-@file("--against", about="Compare with this file, the --json output of an earlier run.")
-@click.option(
-    "--quick", is_flag=True, help="Run one seed and fewer caps. This takes minutes on one core."
+@text_option("--seed", "N", f"The first seed.  [default: 0; {_HELD}]", type=int)
+@flag_option("--held-out", _HELD_OUT)
+@text_option(
+    "--against", "FILE", "Compare with this file, the --json output of an earlier run.", type=_FILE
 )
+@flag_option("--quick", "Run one seed and fewer caps. This takes minutes on one core.")
 @real_options("Run on real engines, and then in virtual time.")
 @jobs_option
 @json_flag("Print all cells as one JSON line at the end.")

@@ -6,8 +6,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-import click
-
 from agentrt.cli.options import together
 from agentrt.engines import EngineOptions
 from agentrt.errors import ConfigError
@@ -15,7 +13,7 @@ from agentrt.executors.vllm.options import prepare_environment
 from agentrt.lab.backends.gates import Gate
 from agentrt.lab.backends.real import Open, engine_for, serve, warm_up
 from agentrt.lab.commands.calibrate import Calibration
-from agentrt.lab.commands.options import Option
+from agentrt.lab.commands.options import Option, flag_option
 from agentrt.lab.engine.engines import (
     lab_engine,
     started,
@@ -24,7 +22,7 @@ from agentrt.lab.engine.step_time import StepTimeModel
 from agentrt.lab.outcome import RunOutcome
 from agentrt.lab.runs.contenders import Contender
 from benchmarks.cells import Load
-from benchmarks.options import model_option
+from benchmarks.options import model_option, model_shape_option
 from benchmarks.shapes import (
     engine_options,
     model_in_words,
@@ -84,7 +82,7 @@ class Engines:
 def real_options(about: str) -> Option:
     """Return ``--real``, which ``about`` describes, and the options that choose its model."""
     return together(
-        click.option("--real", is_flag=True, help=about),
+        flag_option("--real", about),
         model_option,
         model_shape_option,
     )

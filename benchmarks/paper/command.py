@@ -15,12 +15,12 @@ import click
 from click.core import ParameterSource
 
 import benchmarks.rivals  # noqa: F401  # makes their names known
-from agentrt.cli.numbers import NumberRange
 from agentrt.cli.plots import check_plot
 from agentrt.errors import ConfigError
 from agentrt.lab.commands.options import (
     ManyCommand,
     file,
+    flag_option,
     jobs_option,
     json_flag,
     kv_blocks_option,
@@ -30,6 +30,7 @@ from agentrt.lab.commands.options import (
     seeds_option,
     silence_vllm,
     step_time_option,
+    text_option,
 )
 from agentrt.lab.commands.progress import finished
 from agentrt.lab.runs.contenders import BASELINE, STOCK, contenders
@@ -41,7 +42,7 @@ from agentrt.lab.runs.grid import (
 )
 from agentrt.lab.runs.machine import Machine, vllm_version
 from agentrt.lab.workloads.arrivals import Pressure
-from benchmarks.options import load_option
+from benchmarks.options import load_option, positive_option
 from benchmarks.paper.report import Panel, as_values, draw, page
 from benchmarks.policies.plan import source_of
 from benchmarks.steps import SlotMachine
@@ -72,10 +73,10 @@ Exit codes: 0 done; 1 a process of the simulation died; 2 bad usage; 130 Ctrl-C.
 
 
 @click.command(cls=ManyCommand, epilog=_EPILOG)
-@click.option(
+@text_option(
     "--workload",
-    metavar="NAME|[FORMAT:]FILE",
-    help="A single workload, or a trace.  [default: mixed without tools, with three numbers of "
+    "NAME|[FORMAT:]FILE",
+    "A single workload, or a trace.  [default: mixed without tools, with three numbers of "
     "programs; mixed with tools; and each class of mixed]",
 )
 @load_option(f"Loads of the main workload.  [default: {','.join(_MAIN_LOADS)}]", former=["--loads"])
@@ -85,21 +86,15 @@ Exit codes: 0 done; 1 a process of the simulation died; 2 bad usage; 130 Ctrl-C.
     "programs, and LATS with a quarter.",
     default=600,
 )
-@click.option(
-    "--scale",
-    type=NumberRange(min=0, min_open=True),
-    default=0.25,
-    show_default=True,
-    help="Multiplies the tokens of prompts and outputs, and the times of tools.",
+@positive_option(
+    "--scale", "Multiplies the tokens of prompts and outputs, and the times of tools.", 0.25
 )
 @seeds_option(default=1, first="0")
 @max_num_seqs_option(default=16)
 @kv_blocks_option("Size of the KV cache, in blocks of 16 tokens.", default=2048)
 @step_time_option()
 @jobs_option
-@click.option(
-    "--quick", is_flag=True, help="Simulate only the order of calls, in the step simulator."
-)
+@flag_option("--quick", "Simulate only the order of calls, in the step simulator.")
 @json_flag("Print all results as one JSON line, too.")
 @file("--plot", about="Draw token latency by load.")
 def paper(**options: Any) -> None:

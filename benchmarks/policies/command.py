@@ -9,7 +9,6 @@ from typing import Any
 
 import click
 
-from agentrt.cli.numbers import NumberRange
 from agentrt.errors import ConfigError
 from agentrt.lab.commands.options import (
     count_option,
@@ -44,7 +43,7 @@ from benchmarks.equal_latency import (
     times,
 )
 from benchmarks.harness import FlagsCommand
-from benchmarks.options import model_option
+from benchmarks.options import model_option, model_shape_option, positive_option
 from benchmarks.plots import draw_curves
 from benchmarks.policies.plan import POLICIES, Measured, Plan, read
 from benchmarks.summaries import do
@@ -82,12 +81,7 @@ Exit codes: 0 done; 1 an engine or a process failed; 2 bad usage; 130 Ctrl-C.
 )
 @count_option("--burst", "Let N programs arrive at once.  [default in real time: 9]")
 @programs_option("Number of programs.  [default: 150; real time 9]")
-@text_option(
-    "--scale",
-    "X",
-    "Multiplies prompts, outputs and gaps.  [default: 1; real time 0.05]",
-    type=NumberRange(min=0, min_open=True),
-)
+@positive_option("--scale", "Multiplies prompts, outputs and gaps.  [default: 1; real time 0.05]")
 @count_option("--calls", "Leave out the calls of a program after its first N calls.")
 @policy_option(
     "Policies to compare with stock; retention and admission after a plus, as in "

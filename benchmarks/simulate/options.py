@@ -8,7 +8,6 @@ from typing import Any
 
 import click
 
-from agentrt.cli.numbers import NumberRange
 from agentrt.cli.options import together
 from agentrt.errors import ConfigError
 from agentrt.lab.commands.options import (
@@ -19,7 +18,7 @@ from agentrt.lab.commands.simulate.options import machine_options, read_fleet, r
 from agentrt.lab.runs.machine import Machine
 from agentrt.lab.workloads.arrivals import Pressure
 from agentrt.lab.workloads.traces import KNOWN
-from benchmarks.options import workload_option
+from benchmarks.options import positive_option, workload_option
 from benchmarks.steps import SlotMachine
 
 DEFAULT_WORKLOADS = ("mixed",)
@@ -38,12 +37,11 @@ depth_options: Option = together(
         type=click.Choice(("steps", "virtual")),
         default="steps",
     ),
-    text_option(
+    positive_option(
         "--step-ms",
-        "MS",
         "With --depth steps: milliseconds per step. A step gives each running call one token.  "
         "[default: 25]",
-        type=NumberRange(min=0, min_open=True),
+        metavar="MS",
     ),
     machine_options,
 )

@@ -14,9 +14,11 @@ from agentrt.errors import ConfigError
 from agentrt.lab.commands.options import (
     ManyCommand,
     file,
+    flag_option,
     json_flag,
     many,
     seeds_option,
+    text_option,
 )
 from agentrt.lab.commands.progress import compared
 from agentrt.lab.commands.simulate.policies import (
@@ -83,9 +85,7 @@ _LOADS = ("0.8", "0.9", "0.95", "b0.8", "1.3")
 
 
 @click.command(cls=ManyCommand, epilog=_OF_RUN)
-@click.option(
-    "--workload", default="mixed", show_default=True, metavar="NAME", help=ABOUT_WORKLOADS
-)
+@text_option("--workload", "NAME", ABOUT_WORKLOADS, default="mixed")
 @run_options
 @depth_options
 def run(**options: Any) -> None:
@@ -103,9 +103,7 @@ def run(**options: Any) -> None:
     f"[default: {','.join(_LOADS)}]"
 )
 @policies_option
-@click.option(
-    "--offline", is_flag=True, help="Let all programs arrive at once, and compare makespans."
-)
+@flag_option("--offline", "Let all programs arrive at once, and compare makespans.")
 @many(
     "--programs",
     metavar="N,…",

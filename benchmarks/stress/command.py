@@ -14,6 +14,7 @@ import click
 from agentrt.errors import ConfigError
 from agentrt.lab.commands.options import (
     count_option,
+    flag_option,
     json_flag,
     many,
     note,
@@ -54,12 +55,11 @@ Examples:
 @count_option("--cases", "Number of cases.", default=1000)
 @seed_option
 @count_option("--jobs", "Number of processes that share the work.", default=1)
-@click.option("--all", "show_all", is_flag=True, help="Show every case that fails, in full.")
-@click.option(
+@flag_option("--all", "Show every case that fails, in full.", "show_all")
+@flag_option(
     "--shrink",
-    is_flag=True,
-    help="For the first case that fails, remove all programs and disturbances that the failure "
-    "does not need, show the smaller case, and stop.",
+    "For the first case that fails, remove everything that the failure does not need, show "
+    "the smaller case, and stop.",
 )
 @many(
     "--without",

@@ -33,6 +33,7 @@ from agentrt.executors.vllm.default_model import default_model
 from agentrt.executors.vllm.options import prepare_environment
 from agentrt.lab.commands.options import (
     count_option,
+    flag_option,
     many,
     note,
 )
@@ -91,12 +92,7 @@ class Side(NamedTuple):
     "each request; a program has it once.",
 )
 @many("--only", metavar="NAME,…", help="Techniques to run.  [default: all]")
-@click.option(
-    "--quick",
-    is_flag=True,
-    help="Use a tiny model, whose steps take milliseconds, and by default leave out the techniques "
-    "that need a trained model.",
-)
+@flag_option("--quick", "Use a tiny model, whose steps take milliseconds.")
 @model_option
 @json_option
 def techniques(**options: Any) -> None:
