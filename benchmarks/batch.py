@@ -12,7 +12,7 @@ of its context.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, groupby
 from pathlib import Path
@@ -20,10 +20,9 @@ from statistics import median
 from typing import Any
 
 import click
-from typing_extensions import override
 
 from agentrt.batch.runner import DEFAULT_LIVE
-from agentrt.lab.backends.gates import Gate
+from agentrt.lab.backends.base import Backend
 from agentrt.lab.commands.options import (
     ManyCommand,
     count_option,
@@ -36,6 +35,7 @@ from agentrt.lab.commands.options import (
     programs_option,
     silence_vllm,
 )
+from agentrt.lab.driver import drive
 from agentrt.lab.engine.hardware import hardware
 from agentrt.lab.engine.headless import BLOCK_SIZE
 from agentrt.lab.engine.virtual import VirtualOptions
@@ -43,7 +43,6 @@ from agentrt.lab.oracles import Lrpt
 from agentrt.lab.outcome import RunOutcome
 from agentrt.lab.runs.contenders import (
     DEFAULT,
-    RUN,
     STOCK,
     check_on_engines,
     check_parts,
@@ -68,7 +67,8 @@ from benchmarks.memory.cells import (
 from benchmarks.memory.real import ON_CPU, Engines, engines_of, real_options
 from benchmarks.options import number, positive_option, workload_option
 from benchmarks.rivals import CAP, THUNDER
-from benchmarks.rivals.gates import Cap
+from benchmarks.rivals.contenders import ALL_RUN
+from benchmarks.rivals.gates import Cap, GatedBackend
 
 SCALES: Mapping[str, float] = {"bfcl": 0.25, "coding": 0.1, "assistant": 0.2, "chat": 0.25}
 """The default workloads, each with a factor for its tokens that keeps its runs short."""
@@ -89,48 +89,6 @@ AMPLE = "ample"
 _WORKS = [name for name in ALL_WORKS if name != RECORDED]
 
 
-class LiveLimit(Gate):
-    """A gate that limits the live programs of a batch, in front of the contender's own gate."""
-
-    def __init__(self, most: int, behind: Gate | None = None) -> None:
-        self._limit, self._behind = Cap(most), behind
-        self._prompts: dict[str, int] = {}
-        self._now = 0.0
-        self.every_s = (  # type: ignore[misc]  # a ClassVar of `Gate`, here that of the gate behind
-            math.inf if behind is None else behind.every_s
-        )
-
-    @override
-    def called(self, program_id: str, tokens: int, now: float) -> bool:
-        self._now = now
-        if not self._limit.called(program_id, tokens, now):
-            # A program that is not live yet waits here with its first call, or with its first calls
-            # if it makes several at once.
-            self._prompts.setdefault(program_id, tokens)
-            return False
-        return self._passes(program_id, tokens)
-
-    @override
-    def answered(self, program_id: str, tokens: int, now: float) -> None:
-        self._now = now
-        if self._behind is not None:
-            self._behind.answered(program_id, tokens, now)
-
-    @override
-    def ended(self, program_id: str) -> Iterable[str]:
-        released = [] if self._behind is None else [*self._behind.ended(program_id)]
-        begun = self._limit.ended(program_id)
-        return [*released, *(name for name in begun if self._passes(name, self._prompts.pop(name)))]
-
-    @override
-    def tick(self, now: float) -> Iterable[str]:
-        self._now = now
-        return () if self._behind is None else self._behind.tick(now)
-
-    def _passes(self, program_id: str, tokens: int) -> bool:
-        return self._behind is None or self._behind.called(program_id, tokens, self._now)
-
-
 @dataclass(frozen=True, slots=True)
 class BatchLoad(Load):
     """The programs of a batch and the engine. At most ``live`` programs are live at the same time.
@@ -142,13 +100,12 @@ class BatchLoad(Load):
 
     def run(self, name: str) -> RunOutcome:
         """Run the contender with this name."""
-        return contender(name).run(self.programs, self.options, self.times, self.limited)
+        backend = contender(name).backend(self.options, self.times)
+        return drive(self.limited(backend), self.programs)
 
-    def limited(self, gate: Gate | None) -> LiveLimit:
-        """Return a gate that first applies the limit on live programs, and then ``gate``, which is
-        the contender's own gate, if it has one.
-        """
-        return LiveLimit(self.live, gate)
+    def limited(self, backend: Backend) -> Backend:
+        """Return a backend that limits the live programs, in front of another backend."""
+        return GatedBackend(backend, Cap(self.live))
 
     def expanded(self, name: str) -> list[str]:
         """Return the names of the contenders to run for ``name``: for `BEST_CAP`, one contender for
@@ -205,9 +162,8 @@ class Batch:
         if math.isinf(self.memory):
             roomy = with_room_for_all(programs, small)
             return BatchLoad(programs, roomy, work.step_time, self.live, float(self.live))
-        gate = LiveLimit(self.live)
         # The same memory for both orders of samples.
-        wanted, at_peak, _ = with_ample_memory(together, small, work.step_time, gate)
+        wanted, at_peak, _ = with_ample_memory(together, small, work.step_time, self.live)
         blocks = max(small.kv_blocks, math.ceil(self.memory * wanted / size))
         fit = min(self.live, at_peak) * blocks * size / wanted
         engine = replace(small, kv_blocks=blocks)
@@ -376,7 +332,7 @@ def _place(cell: Cell[Batch, str]) -> tuple[str, str, str]:
 def _contenders(names: Sequence[str], *, real: bool) -> list[str]:
     names = names or [name for name in CONTENDERS if not (real and name == KNOWN)]
     named = contenders(name for name in names if name != BEST_CAP)
-    check_parts(named, RUN)
+    check_parts(named, ALL_RUN)
     if real:
         check_on_engines(named)
     return [*dict.fromkeys((STOCK, *names))]

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from agentrt.errors import InvariantError
 from agentrt.lab.backends.base import Backend
-from agentrt.lab.backends.gates import Gate
 from agentrt.lab.outcome import Outcome, RunOutcome
 from agentrt.lab.program import LiveProgram
 from agentrt.lab.workloads.shape import ProgramShape
@@ -27,13 +26,11 @@ _TAIL = -1
 """The index that stands for a program's end after its last call."""
 
 
-def drive(
-    backend: Backend, programs: Sequence[ProgramShape], gate: Gate | None = None
-) -> RunOutcome:
+def drive(backend: Backend, programs: Sequence[ProgramShape]) -> RunOutcome:
     """Run all programs to their end, in the backend's time. Raises `InvariantError` if a program
     cannot continue.
     """
-    driver = Driver(backend, programs, gate)
+    driver = Driver(backend, programs)
     while driver.advance(backend.next_moment(driver.next_arrival)):
         pass
     return driver.result()
@@ -42,19 +39,12 @@ def drive(
 class Driver:
     """A driver, which submits the calls of programs to a backend when they are due, and handles the
     ends of calls.
-
-    A ``gate`` may hold back the calls of programs before they reach the backend.
     """
 
-    def __init__(
-        self, backend: Backend, programs: Sequence[ProgramShape], gate: Gate | None = None
-    ) -> None:
+    def __init__(self, backend: Backend, programs: Sequence[ProgramShape]) -> None:
         self.outcomes: list[Outcome] = []
         self.table = ProcessTable(ProgramStats)
         self._backend = backend
-        self._gate = gate
-        self._held: dict[str, list[tuple[LiveProgram, int]]] = {}
-        self._next_tick_s = gate.every_s if gate else math.inf
         self._moment = 0.0
         # (moment, kind, serial number, new or live program, index of its call)
         self._coming: list[tuple[float, int, int, ProgramShape | LiveProgram, int]] = []
@@ -65,11 +55,8 @@ class Driver:
 
     @property
     def next_arrival(self) -> float:
-        """The moment at which the next call or program arrives, or at which the gate may release a
-        call; infinity if there is none.
-        """
-        tick = self._backend.moments(self._next_tick_s) if self._held else math.inf
-        return min(tick, self._coming[0][0] if self._coming else math.inf)
+        """The moment at which the next call or program arrives; infinity if there is none."""
+        return self._coming[0][0] if self._coming else math.inf
 
     def advance(self, moment: float) -> bool:
         """Do all that happens at a moment. Return False when nothing is left to do."""
@@ -80,7 +67,6 @@ class Driver:
         # assigned.
         arrives = self.next_arrival <= moment or not self._backend.same_moment
         self._backend.serve(moment, self.call_ended)
-        self._tick()
         while arrives and self._coming and self._coming[0][0] <= moment:
             at, _, _, item, index = heapq.heappop(self._coming)
             if isinstance(item, LiveProgram) and index == _TAIL:
@@ -136,23 +122,7 @@ class Driver:
         """Emit a call as the runtime does when a program calls its model."""
         self.table.call_arrived(live.row, live.call_id(index), self._now_s)
         self._tell(live, index, ("returned", "answered"))
-        name = live.row.program_id
-        if self._gate and not self._gate.called(name, len(live.prompt(index)), self._now_s):
-            self._held.setdefault(name, []).append((live, index))
-        else:
-            self._backend.submit(live, index)
-
-    def _tick(self) -> None:
-        """Call `Gate.tick` for each tick of the gate that is due."""
-        while self._gate and self._next_tick_s <= self._now_s:
-            self._free(self._gate.tick(self._next_tick_s))
-            self._next_tick_s += self._gate.every_s
-
-    def _free(self, programs: Iterable[str]) -> None:
-        """Submit the calls of programs that the gate releases."""
-        for program_id in programs:
-            for live, index in self._held.pop(program_id, ()):
-                self._backend.submit(live, index)
+        self._backend.submit(live, index)
 
     def call_ended(self, live: LiveProgram, index: int, report: CallReport) -> None:
         """Handle the end of a call: start its children, or end its program."""
@@ -161,9 +131,6 @@ class Driver:
         self.table.call_ended(row, name, now, path_s, report.service_s, report.waiting_s, report)
         live.call_ended(index, report)
         self._backend.call_ended(live, index, report)
-        if self._gate:
-            tokens = len(live.prompt(index)) + live.shape.calls[index].output_tokens
-            self._gate.answered(row.program_id, tokens, now)
         for child in live.ready_after(index):
             self._tell(live, child, ("tool", "human"))
             self._ready(live, child, self._moment)
@@ -176,8 +143,6 @@ class Driver:
     def _end(self, live: LiveProgram, at: float) -> None:
         self.table.end_program(live.row.program_id)
         self._backend.program_ended(live)
-        if self._gate:
-            self._free(self._gate.ended(live.row.program_id))
         ended_s, ideal_s = self._backend.seconds(at), self._backend.ideal_s(live.shape)
         self.outcomes.append(Outcome.of(live.shape, live.arrived_s, ended_s, live.reports, ideal_s))
 

@@ -12,7 +12,6 @@ from functools import cached_property
 from random import Random
 
 from agentrt.errors import ConfigError
-from agentrt.lab.backends.gates import Gate
 from agentrt.lab.backends.virtual import Virtual
 from agentrt.lab.driver import drive
 from agentrt.lab.engine.headless import BLOCK_SIZE
@@ -39,6 +38,7 @@ from benchmarks.cells import Load
 from benchmarks.harness import Figures
 from benchmarks.memory.held_out import HELD_OUT, daily
 from benchmarks.rivals import CAP
+from benchmarks.rivals.gates import Cap, GatedBackend
 from benchmarks.summaries import with_ideals
 from benchmarks.workloads.agents import with_tools
 from benchmarks.workloads.generate import WORKLOADS, generate
@@ -337,13 +337,14 @@ def with_ample_memory(
     programs: Sequence[ProgramShape],
     options: VirtualOptions,
     step_time: StepTimeModel,
-    gate: Gate | None = None,
+    live: int | None = None,
 ) -> tuple[int, int, RunOutcome]:
     """Return the peak number of tokens that are used again, the number of programs at this peak,
-    and the run under stock. Programs that a ``gate`` holds back count, too.
+    and the run under stock. If ``live`` is given, at most this number of programs is live at the
+    same time; the programs that wait count, too.
     """
     backend = _WorkingSetBackend(Stock(), with_room_for_all(programs, options), step_time)
-    ran = drive(backend, programs, gate)
+    ran = drive(backend if live is None else GatedBackend(backend, Cap(live)), programs)
     return backend.peak + _shared(programs), backend.at_peak, ran
 
 

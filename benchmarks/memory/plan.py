@@ -11,7 +11,6 @@ from agentrt.errors import ConfigError
 from agentrt.lab.commands.options import note
 from agentrt.lab.runs.contenders import (
     DEFAULT,
-    RUN,
     STOCK,
     Contender,
     check_on_engines,
@@ -23,6 +22,7 @@ from agentrt.lab.workloads.traces import named
 from benchmarks.memory.cells import ALL_WORKS, RECORDED, WORKS, Lineup, Setup
 from benchmarks.options import number
 from benchmarks.rivals import CONTINUUM, THUNDER
+from benchmarks.rivals.contenders import ALL_RUN
 
 CAPS = (0.5, 0.75, 1.0, 1.5, 2.0, 3.0)
 QUICK_CAPS = (0.75, 1.5, 3.0)
@@ -106,7 +106,7 @@ def _contenders(options: dict[str, Any]) -> list[Contender]:
     usual = (DEFAULT,) if options["held_out"] else CONTENDERS
     able = [name for name in usual if contender(name).on_engines or not options["real"]]
     compared = contenders([STOCK, *(options["policy"] or able)])
-    check_parts(compared, RUN)
+    check_parts(compared, ALL_RUN)
     if options["real"]:
         check_on_engines(compared)
     return compared

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,7 +10,7 @@ from agentrt.cli.options import together
 from agentrt.engines import EngineOptions
 from agentrt.errors import ConfigError
 from agentrt.executors.vllm.options import prepare_environment
-from agentrt.lab.backends.gates import Gate
+from agentrt.lab.backends.base import Front
 from agentrt.lab.backends.real import Open, engine_for, serve, warm_up
 from agentrt.lab.commands.calibrate import Calibration
 from agentrt.lab.commands.options import Option, flag_option
@@ -23,6 +23,7 @@ from agentrt.lab.outcome import RunOutcome
 from agentrt.lab.runs.contenders import Contender
 from benchmarks.cells import Load
 from benchmarks.options import model_option, model_shape_option
+from benchmarks.rivals.contenders import front_of
 from benchmarks.shapes import (
     engine_options,
     model_in_words,
@@ -57,10 +58,10 @@ class Engines:
         self,
         load: Load,
         contender: Contender,
-        gated: Callable[[Gate | None], Gate | None] = lambda gate: gate,
+        front: Front = lambda backend: backend,
     ) -> RunOutcome:
-        """Run the programs under a contender. ``gated`` may replace the contender's gate by another
-        gate.
+        """Run the programs under a contender. ``front`` may put another backend in front of the
+        contender's own gate.
         """
         size = contender.sized(load.options)
         flags = {
@@ -74,8 +75,9 @@ class Engines:
         engine = engine_for(contender, base)
         async with self.open(engine):
             await warm_up(engine, contender, short(load.programs))
+            own = front_of(contender, size)
             return await serve(
-                engine, contender, load.programs, gate=gated(contender.make_gate(size))
+                engine, contender, load.programs, front=lambda backend: front(own(backend))
             )
 
 

@@ -35,6 +35,7 @@ from agentrt.lab.runs.grid import RunResult, RunSpec, Setting, arrivals, turns
 from agentrt.lab.runs.machine import Machine, vllm_version
 from agentrt.lab.workloads.arrivals import Pressure, at_once
 from benchmarks.policies.plan import Measured, Plan
+from benchmarks.rivals.contenders import front_of
 from benchmarks.shapes import (
     engine_options,
     model_in_words,
@@ -89,8 +90,8 @@ class RealBench:
                 message = f"{turn}, {setting.pressure}: {contender.name}"
                 self.progress(len(self.results), message)
                 spec = RunSpec(setting, seed, contender, _NO_MACHINE)
-                run, gate = f"/run {len(self.results)}", contender.make_gate(self._size())
-                done = await serve(engine, contender, arrivals(spec), run=run, gate=gate)
+                run, front = f"/run {len(self.results)}", front_of(contender, self._size())
+                done = await serve(engine, contender, arrivals(spec), run=run, front=front)
                 self.results.append(RunResult(spec, full_summary(done)))
 
     def _fit(self, engine: LabEngine) -> None:

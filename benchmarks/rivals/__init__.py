@@ -18,12 +18,12 @@ from __future__ import annotations
 
 from functools import partial
 
-from agentrt.lab.backends.gates import Gate
 from agentrt.lab.engine.virtual import VirtualOptions
 from agentrt.lab.program import Stock
 from agentrt.lab.runs.contenders import RIVALS, Contender, Rival
 from agentrt.scheduler.config import SchedulerConfig
-from benchmarks.rivals.gates import Cap, ThunderAgent
+from benchmarks.rivals.contenders import GatedContender, OwnScheduler
+from benchmarks.rivals.gates import Cap, Gate, ThunderAgent
 
 CAP, THUNDER, CONTINUUM = "cap", "thunderagent", "continuum"
 DECAY, PREVIEW = f"{THUNDER}-decay", f"{CONTINUUM}-preview"
@@ -40,18 +40,18 @@ def _thunder(options: VirtualOptions, *, decay: bool = False) -> Gate:
 def _capped(name: str, number: str) -> Contender | None:
     if not number.isdecimal() or not int(number):
         return None
-    return Contender(name, Stock(), gate=partial(_cap, int(number)))
+    return GatedContender(name, Stock(), gate=partial(_cap, int(number)))
 
 
 def _gated(name: str, number: str, *, decay: bool) -> Contender | None:
-    return None if number else Contender(name, Stock(), gate=partial(_thunder, decay=decay))
+    return None if number else GatedContender(name, Stock(), gate=partial(_thunder, decay=decay))
 
 
 def _pinning(name: str, number: str, *, scheduler: str) -> Contender | None:
     if number:
         return None
     ours = SchedulerConfig(policy="program-fcfs")
-    return Contender(name, ours, scheduler=f"benchmarks.rivals.continuum:{scheduler}")
+    return OwnScheduler(name, ours, scheduler=f"benchmarks.rivals.continuum:{scheduler}")
 
 
 RIVALS.update(

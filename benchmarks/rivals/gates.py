@@ -1,10 +1,13 @@
 """Rivals that hold back programs in front of the engine: a cap, and ThunderAgent's rule.
 
-Both rivals are gates. Like a proxy, they see only requests and the ends of requests.
+Both rivals are gates, which hold back calls of programs before they reach an engine. Like a proxy,
+they see only requests and the ends of requests.
 """
 
 from __future__ import annotations
 
+import math
+from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -12,7 +15,122 @@ from typing import ClassVar
 
 from typing_extensions import override
 
-from agentrt.lab.backends.gates import Gate
+from agentrt.lab.backends.base import Backend, CallEnded
+from agentrt.lab.engine.virtual import EngineCounts
+from agentrt.lab.program import LiveProgram
+from agentrt.lab.workloads.shape import ProgramShape
+from agentrt.request import CallReport
+
+
+class Gate(ABC):
+    """A gate, which decides which programs may call the engine."""
+
+    every_s: ClassVar[float] = math.inf
+    """Seconds between two calls of `tick`."""
+
+    @abstractmethod
+    def called(self, program_id: str, tokens: int, now: float) -> bool:
+        """Return whether a call with a prompt of ``tokens`` tokens may go to the engine now."""
+
+    def answered(self, program_id: str, tokens: int, now: float) -> None:  # noqa: B027  # optional
+        """Handle the end of a call. ``tokens`` is the length of the prompt and the output."""
+
+    @abstractmethod
+    def ended(self, program_id: str) -> Iterable[str]:
+        """Handle the end of a program, and return the programs whose calls may run from now on."""
+
+    def tick(self, now: float) -> Iterable[str]:
+        """Return the programs whose calls may run from now on. Called every ``every_s`` seconds."""
+        return ()
+
+
+class GatedBackend(Backend):
+    """A backend behind a gate: only calls of programs that the gate lets through reach it."""
+
+    def __init__(self, behind: Backend, gate: Gate) -> None:
+        self.run_name, self.words = behind.run_name, behind.words
+        self._behind, self._gate = behind, gate
+        self._held: dict[str, list[tuple[LiveProgram, int]]] = {}
+        self._next_tick_s = gate.every_s
+        self._now_s = 0.0
+
+    @override
+    def next_moment(self, arrival: float) -> float:
+        tick = self._behind.moments(self._next_tick_s) if self._held else math.inf
+        return self._behind.next_moment(min(arrival, tick))
+
+    @override
+    def serve(self, moment: float, ended: CallEnded) -> None:
+        self._now_s = self._behind.seconds(moment)
+        self._behind.serve(moment, ended)
+        while self._next_tick_s <= self._now_s:
+            self._free(self._gate.tick(self._next_tick_s))
+            self._next_tick_s += self._gate.every_s
+
+    @override
+    def submit(self, live: LiveProgram, index: int) -> None:
+        name = live.row.program_id
+        if self._gate.called(name, len(live.prompt(index)), self._now_s):
+            self._behind.submit(live, index)
+        else:
+            self._held.setdefault(name, []).append((live, index))
+
+    def _free(self, programs: Iterable[str]) -> None:
+        """Submit the calls of programs that the gate releases."""
+        for program_id in programs:
+            for live, index in self._held.pop(program_id, ()):
+                self._behind.submit(live, index)
+
+    @override
+    def call_ended(self, live: LiveProgram, index: int, report: CallReport) -> None:
+        self._behind.call_ended(live, index, report)
+        tokens = len(live.prompt(index)) + live.shape.calls[index].output_tokens
+        self._gate.answered(live.row.program_id, tokens, self._now_s)
+
+    @override
+    def program_ended(self, live: LiveProgram) -> None:
+        self._behind.program_ended(live)
+        self._free(self._gate.ended(live.row.program_id))
+
+    # -- not changed by the gate -------------------------------------------------------------
+
+    @override
+    def choose(self) -> None:
+        self._behind.choose()
+
+    @override
+    def moments(self, seconds: float) -> float:
+        return self._behind.moments(seconds)
+
+    @override
+    def seconds(self, moment: float) -> float:
+        return self._behind.seconds(moment)
+
+    @override
+    def ideal_s(self, program: ProgramShape) -> float:
+        return self._behind.ideal_s(program)
+
+    @override
+    def expect(self, program: ProgramShape) -> None:
+        self._behind.expect(program)
+
+    @override
+    def program_started(self, live: LiveProgram) -> None:
+        self._behind.program_started(live)
+
+    @override
+    def boundary(self, program_id: str, change: str, name: str) -> None:
+        self._behind.boundary(program_id, change, name)
+
+    @property
+    @override
+    def counts(self) -> list[EngineCounts]:
+        return self._behind.counts
+
+    @property
+    @override
+    def busy_s(self) -> list[float]:
+        return self._behind.busy_s
 
 
 class Cap(Gate):

@@ -10,19 +10,24 @@ from typing import Any
 
 import pytest
 
+from agentrt.lab.backends.real import run_real
+from agentrt.lab.engine.step_time import StepTimeModel
+from agentrt.lab.engine.virtual import VirtualOptions
 from agentrt.lab.runs.contenders import DEFAULT, STOCK
+from agentrt.lab.workloads.shape import CallShape, ProgramShape
 from benchmarks.__main__ import call
 from benchmarks.batch import (
     BATCH,
     KNOWN,
     LEARNED,
     Batch,
-    LiveLimit,
+    BatchLoad,
     figures,
     over_stock,
     verdict,
 )
-from benchmarks.rivals.gates import ThunderAgent
+from benchmarks.rivals.gates import Gate, GatedBackend
+from tests.lab.answering import Engine
 
 SMALL = ["--programs", "16", "--max-live", "8", "--max-num-seqs", "4", "--seeds", "1"]
 
@@ -132,21 +137,30 @@ def test_what_is_not_understood_is_refused(
     assert message in capsys.readouterr().err
 
 
-def test_a_limit_begins_the_next_program_at_an_end() -> None:
-    gate = LiveLimit(2)
-    assert [gate.called(name, 10, 0.0) for name in "abcd"] == [True, True, False, False]
-    assert gate.called("a", 20, 1.0)
-    assert [*gate.ended("b")] == ["c"]
-    assert [*gate.ended("a")] == ["d"]
+class Told(Gate):
+    """A gate that lets everything through, and keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+
+    def called(self, program_id: str, tokens: int, now: float) -> bool:
+        self.told.append(f"{program_id} calls with {tokens}")
+        return True
+
+    def ended(self, program_id: str) -> tuple[str, ...]:
+        self.told.append(f"{program_id} ends")
+        return ()
 
 
-def test_a_rival_behind_the_limit_sees_a_program_when_it_begins() -> None:
-    gate = LiveLimit(1, ThunderAgent(1000))
-    assert gate.called("a", 600, 0.0)
-    assert not gate.called("b", 2000, 0.0)
-    gate.answered("a", 650, 1.0)
-    assert [*gate.ended("a")] == [], "the rival holds it back: it does not fit"
-    assert [*gate.tick(2000.0)] == ["b"]
+async def test_a_rival_behind_the_limit_sees_a_program_when_it_begins() -> None:
+    rival = Told()
+    load = BatchLoad([], VirtualOptions(), StepTimeModel(), live=1, fit=1.0)
+    programs = [ProgramShape(name, "t", (CallShape(1, 4), CallShape(1, 8))) for name in "ab"]
+    await run_real(
+        Engine(), programs, front=lambda backend: load.limited(GatedBackend(backend, rival))
+    )
+    calls = ["{} calls with 4", "{} calls with 8", "{} ends"]
+    assert rival.told == [line.format(name) for name in "ab" for line in calls]
 
 
 def run_of(

@@ -34,6 +34,7 @@ from benchmarks.memory.cells import (
 )
 from benchmarks.memory.real import Engines
 from benchmarks.memory.report import HITS, RATIOS, as_json, table, with_best_caps
+from benchmarks.rivals.contenders import front_of
 from benchmarks.rivals.gates import Cap, ThunderAgent
 from benchmarks.workloads.agents import TOOLS, with_tools
 from benchmarks.workloads.generate import generate
@@ -278,7 +279,8 @@ async def test_a_gate_stands_before_a_real_engine() -> None:
     engine = Engine()
     calls = (CallShape(1, 4), CallShape(1, 8, after=(0,), extends=0))
     programs = [ProgramShape(name, "t", calls) for name in "abc"]
-    ran = await run_real(engine, programs, stock=Stock(), gate=Cap(1))
+    front = front_of(contender("cap:1"), VirtualOptions())
+    ran = await run_real(engine, programs, stock=Stock(), front=front)
     assert [one.call_id for one in engine.calls] == [f"{p}/{n}" for p in "abc" for n in (0, 1)]
     assert [one.program_id for one in ran.outcomes] == ["a", "b", "c"]
 

@@ -25,6 +25,7 @@ from agentrt.lab.workloads.shape import CallShape, ProgramShape
 from agentrt.request import Call, CallReport
 from agentrt.scheduler import EngineProgram
 from benchmarks.equal_latency import at_equal_latency, by_repeats, exactly, times
+from benchmarks.rivals.contenders import GatedContender
 from benchmarks.rivals.gates import ThunderAgent
 from benchmarks.summaries import FullSummary
 from benchmarks.workloads.source import WorkloadSource
@@ -45,7 +46,8 @@ def test_a_name_says_who_schedules_with_what_else_on() -> None:
     assert (atlas.config.retention, atlas.config.admission) == ("cost", "memory")
     assert (atlas.hints, told.hints) == (None, 0.7)
     assert (rival.memory, rival.scheduling) == (16, Stock())
-    assert isinstance(rival.make_gate(VirtualOptions()), ThunderAgent)
+    assert isinstance(rival, GatedContender)
+    assert isinstance(rival.gate(VirtualOptions()), ThunderAgent)
     for wrong in ("priority", "atlas+mru", "atlas+cost+lru", "stock+cost", "cap:0", "cap"):
         with pytest.raises(ConfigError, match=f"unknown policy '{re.escape(wrong)}'"):
             contenders([wrong])

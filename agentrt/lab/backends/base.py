@@ -99,6 +99,10 @@ class Backend(ABC):
         return []
 
 
+Front = Callable[[Backend], Backend]
+"""A function that puts another backend in front of a backend, and returns the other backend."""
+
+
 class Replicas:
     """The router for several engines, with a record of which engines have served each program."""
 

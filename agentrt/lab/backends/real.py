@@ -17,8 +17,7 @@ from typing import Any, Protocol
 from agentrt.errors import first_of
 from agentrt.executors.base import Chunk, Notification, last_reply
 from agentrt.executors.vllm.options import EngineOptions
-from agentrt.lab.backends.base import Backend, CallEnded
-from agentrt.lab.backends.gates import Gate
+from agentrt.lab.backends.base import Backend, CallEnded, Front
 from agentrt.lab.driver import Driver
 from agentrt.lab.engine.engines import LabEngine, lab_engine
 from agentrt.lab.engine.virtual import EngineCounts, StockPolicy, tokens
@@ -62,21 +61,22 @@ async def run_real(
     programs: Sequence[ProgramShape],
     *,
     stock: Stock | None = None,
-    gate: Gate | None = None,
+    front: Front = lambda backend: backend,
     run: str = "",
     ended: Callable[[int], object] = lambda count: None,
 ) -> RunOutcome:
     """Run all programs to their end.
 
-    ``run`` is a suffix of the programs' names, which must differ between runs on the same engine. A
-    ``gate`` may hold back calls. ``ended`` is called with the number of programs that have ended.
+    ``run`` is a suffix of the programs' names, which must differ between runs on the same engine.
+    ``front`` may put another backend in front of the engine. ``ended`` is called with the number of
+    programs that have ended.
 
     Raises the engine's error if a call fails. The probe is not stopped in this case.
     """
     await engine.probe("start")
     backend = RealBackend(engine, stock, run, ended)
     try:
-        ran = await backend.run(programs, gate)
+        ran = await backend.run(programs, front(backend))
     except BaseExceptionGroup as group:
         raise first_of(group) from group
     return backend.as_seen(ran, await engine.probe("stop"))
@@ -100,11 +100,12 @@ class RealBackend(Backend):
         self._ended: list[LiveProgram] = []
         self._began = 0.0
 
-    async def run(self, programs: Sequence[ProgramShape], gate: Gate | None = None) -> RunOutcome:
-        driver = Driver(self, programs, gate)
+    async def run(self, programs: Sequence[ProgramShape], front: Backend) -> RunOutcome:
+        """Run all programs to their end. ``front`` is this backend, or a backend in front of it."""
+        driver = Driver(front, programs)
         self._began = self._clock()
         async with asyncio.TaskGroup() as self._tasks:
-            while (arrival := self.next_moment(driver.next_arrival)) < math.inf or self._in_flight:
+            while (arrival := front.next_moment(driver.next_arrival)) < math.inf or self._in_flight:
                 await self._wait_until(arrival)
                 driver.advance(self._clock() - self._began)
         return driver.result()
@@ -217,7 +218,7 @@ async def serve(
     programs: Sequence[ProgramShape],
     *,
     run: str = "",
-    gate: Gate | None = None,
+    front: Front = lambda backend: backend,
     ended: Callable[[int], object] = lambda count: None,
 ) -> RunOutcome:
     """Run the programs under a contender, with an empty prefix cache and without learned history.
@@ -227,7 +228,9 @@ async def serve(
     if contender.config is not None:
         await engine.configure(contender.config)
     await engine.forget_prefixes()
-    return await run_real(engine, programs, stock=contender.stock, gate=gate, run=run, ended=ended)
+    return await run_real(
+        engine, programs, stock=contender.stock, front=front, run=run, ended=ended
+    )
 
 
 # -- made-up text ---------------------------------------------------------------------------

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
-from importlib import import_module
 from itertools import compress
 from typing import Any, NamedTuple
 
 from agentrt.errors import ConfigError
-from agentrt.lab.backends.gates import Gate
+from agentrt.lab.backends.base import Backend
 from agentrt.lab.backends.virtual import Virtual
 from agentrt.lab.driver import drive
 from agentrt.lab.engine.host_memory import HostMemory
@@ -43,8 +42,6 @@ SIZE_HINTS, TRUE_SIZES = "size hints", "the true sizes of programs"
 RUN = (
     TRUE_SIZES,
     "priorities of calls",
-    "a gate in front of the engine",
-    "a scheduler class of its own",
     "more memory",
     "host memory",
 )
@@ -74,20 +71,16 @@ def _named(config: SchedulerConfig) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """A way to schedule an engine, with an optional gate and a factor for the engine's memory.
+    """A way to schedule an engine, with a factor for the engine's memory.
 
-    ``hints`` is the correlation between size hints and true sizes; None means no hints. ``gate`` is
-    a function that makes a gate from the sizes of an engine. ``scheduler`` names a subclass that
-    replaces agentrt's scheduler class (``module:class``). ``memory`` is the factor for the size of
-    the KV cache. ``host`` is the host memory to which vLLM offloads.
+    ``hints`` is the correlation between size hints and true sizes; None means no hints. ``memory``
+    is the factor for the size of the KV cache. ``host`` is the host memory to which vLLM offloads.
     """
 
     name: str
     scheduling: SchedulerConfig | Stock
     hints: float | None = None
-    gate: Callable[[VirtualOptions], Gate] | None = None
     memory: int = 1
-    scheduler: str = ""
     host: HostMemory | None = None
 
     @property
@@ -101,11 +94,9 @@ class Contender:
     @property
     def on_engines(self) -> bool:
         """Whether a real engine can run this contender. A real engine cannot run policies that know
-        the true sizes, a rival's scheduler, or the modelled host memory.
+        the true sizes, or the modelled host memory.
         """
-        if self.host is not None:
-            return False
-        return self.config is None or not (self.scheduler or self.config.policy in KNOWING)
+        return self.host is None and (self.config is None or self.config.policy not in KNOWING)
 
     @property
     def parts(self) -> list[str]:
@@ -115,8 +106,6 @@ class Contender:
         present = (
             self.config is not None and self.config.policy in KNOWING,
             self.stock not in (None, Stock()),
-            self.gate is not None,
-            bool(self.scheduler),
             self.memory > 1,
             self.host is not None,
             self.hints is not None,
@@ -127,25 +116,21 @@ class Contender:
         """Return the sizes of the engine with this contender's memory."""
         return replace(options, kv_blocks=self.memory * options.kv_blocks, host=self.host)
 
-    def make_gate(self, options: VirtualOptions) -> Gate | None:
-        """Return the gate for an engine with these sizes; None if the contender has no gate."""
-        return None if self.gate is None else self.gate(options)
+    def backend(self, options: VirtualOptions, times: StepTimeModel, **fleet: Any) -> Backend:
+        """Return an engine of this size, but with the contender's memory, in virtual time.
+        ``fleet`` has the replicas and the router of `Virtual`.
+        """
+        return Virtual(self.scheduling, self.sized(options), times, **fleet)
 
     def run(
         self,
         programs: Sequence[ProgramShape],
         options: VirtualOptions,
         times: StepTimeModel,
-        gated: Callable[[Gate | None], Gate | None] = lambda gate: gate,
         **fleet: Any,
     ) -> RunOutcome:
-        """Run programs in virtual time. ``gated`` may replace the contender's gate by another gate.
-        ``fleet`` has the replicas and the router of `Virtual`.
-        """
-        options = self.sized(options)
-        scheduler = _loaded(self.scheduler) if self.scheduler else None
-        engine = Virtual(self.scheduling, options, times, scheduler_cls=scheduler, **fleet)
-        return drive(engine, programs, gated(self.make_gate(options)))
+        """Run programs in virtual time. The other arguments are those of `backend`."""
+        return drive(self.backend(options, times, **fleet), programs)
 
 
 class Rival(NamedTuple):
@@ -268,9 +253,3 @@ def _taken(words: list[str], known: Sequence[str]) -> str | None:
     if match is not None:
         words.remove(match)
     return match
-
-
-def _loaded(name: str) -> type[Any]:
-    module, _, attribute = name.partition(":")
-    scheduler: type[Any] = getattr(import_module(module), attribute)
-    return scheduler

@@ -87,11 +87,9 @@ class RealReplay:
         await warm_up(engine, group[0], [_first_call(program) for program in programs[:_WARM_UP]])
         for contender in group:
             self._tell(message=contender.name)
-            run, gate = (
-                f"/{contender.name}",
-                contender.make_gate(self.spec.machine.virtual_options()),
+            ran = await serve(
+                engine, contender, programs, run=f"/{contender.name}", ended=self._tell
             )
-            ran = await serve(engine, contender, programs, run=run, gate=gate, ended=self._tell)
             self.results.append(
                 ended_of(self.recording, replace(self.spec, contender=contender), ran)
             )
