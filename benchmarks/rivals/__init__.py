@@ -9,7 +9,8 @@ To add a rival:
 1. Write its rule in a module of this package. A rule that a proxy could apply is a `Gate`, and also
    works on real engines. A rule inside the engine is a subclass of `ProgramScheduler` with its own
    ``use``, and works in virtual time only.
-2. Add a `Rival` to `RIVALS` below, with a function that returns a `Contender`.
+2. Add a `Rival` to `RIVALS` below, with a function that returns a `GatedContender` for a gate, and
+   an `OwnScheduler` for a scheduler class.
 3. Test in ``tests/benchmarks/test_rivals.py`` that the rule has an effect.
 4. To run it by default, add its name to ``benchmarks/memory/plan.py``.
 """
