@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from agentrt.errors import ConfigError, EngineStartError
-from agentrt.lab.commands.options import json_flag
+from agentrt.lab.commands.options import count_option, json_flag
 from agentrt.lab.reports.tables import markdown
 from benchmarks.harness import show
 from benchmarks.results import ROOT

@@ -55,7 +55,7 @@ from agentrt.lab.runs.machine import vllm_version
 from agentrt.lab.workloads.shape import ProgramShape, prompt_tokens
 from agentrt.scheduler.config import BATCH_SCHEDULER, LONGEST_REMAINING
 from benchmarks.cells import Cell, Load, check_names, measured, seeds_of, study_options
-from benchmarks.harness import Column, Figures, Results, read_output, run_shown, show
+from benchmarks.harness import Column, Figures, Results, read_json_output, run_shown, show
 from benchmarks.memory.cells import (
     ALL_WORKS,
     RECORDED,
@@ -232,12 +232,16 @@ def _figures(ran: RunOutcome) -> dict[str, float]:
 @count_option("--samples", about="Number of samples of each input.", default=1)
 @flag_option(
     "--apart",
-    "Begin the first sample of each input, then the second of each, and so on. Compare with "
-    "samples that begin together.",
+    "Begin the first sample of each input, then the second of each, and so on. Without this "
+    "option, the samples of an input begin one after another.",
 )
 @max_num_seqs_option(SLOTS)
-@positive_option("--scale", "Factor for the tokens.", 1.0)
-@positive_option("--tools", "Median seconds of the commonest tool.", metavar="S")
+@positive_option("--scale", "Multiplies the tokens of programs.", 1.0)
+@positive_option(
+    "--tools",
+    "Median seconds of the commonest tool.  [default: the workload's own]",
+    metavar="S",
+)
 @real_options("Run on real engines, one for each run.")
 @file(
     "--add",
@@ -348,8 +352,8 @@ def read_runs(path: Path) -> list[dict[str, Any]]:
     """Read the runs of a file with the output of ``--json``. Raises `ConfigError` for any other
     file.
     """
-    fields = {*_KEYS, *_SHOWN, "seed"}
-    return read_output("--add", path, "batch", "runs", lambda run: fields <= run.keys())
+    names = {*_KEYS, *_SHOWN, "seed"}
+    return read_json_output(path, "--add", "batch", "runs", lambda run: names <= run.keys())
 
 
 # -- tables ------------------------------------------------------------------------------

@@ -71,7 +71,7 @@ _LOADS = ("0.7", "0.8", "0.9", "1.0", "1.1")
 @json_flag("Print one JSON object for each policy; for figure 20, one object in all.")
 @file("--plot", about="Figure 20: file for a drawing (.png, .svg or .pdf).")
 @text_option("--workload", "NAME", "Figure 20: workload.", default="mixed")
-@load_option("Figure 20: loads.  [default: 0.7,0.8,0.9,1.0,1.1]")
+@load_option(f"Figure 20: loads.  [default: {','.join(_LOADS)}]")
 @programs_option("Figure 20: number of programs.", default=200)
 @max_num_seqs_option(default=16, suffix="  For figure 20.")
 @seeds_option(default=1, suffix="  For figure 20.", first="0")
@@ -164,7 +164,8 @@ def _tell(
     click.echo(
         f"{options['programs']} programs ({spec.setting.source.name}). {about_seeds(seeds)}. "
         f"{spec.machine.in_words()}\n"
-        f"Mean latency in seconds, and its ratio to {OPTIMUM}'s, which knows the future.\n"
+        "Mean latency in seconds, and in parentheses its ratio to the mean latency under "
+        f"{OPTIMUM}, which knows the future.\n"
     )
     click.echo(_by_rate(cells, spec))
 

@@ -12,7 +12,7 @@ import statistics
 import threading
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import click
 
@@ -20,12 +20,9 @@ from agentrt.cli.options import RunCommand
 from agentrt.cli.signals import Interrupts
 from agentrt.errors import ConfigError
 from agentrt.executors.base import Progress
-from agentrt.lab.commands.options import Option, note, text_option
-from agentrt.lab.engine.shapes import SHAPES
+from agentrt.lab.commands.options import note
 from agentrt.lab.reports.tables import markdown
-from agentrt.lab.runs.grid import turns
 
-T = TypeVar("T")
 WHOLE = "{:.0f}"
 """The format of a column of whole numbers."""
 
@@ -35,9 +32,6 @@ Figures = Mapping[str, float]
 or left out.
 """
 SPREAD = "{:.2f} ({:.2f}-{:.2f})"
-model_shape_option: Option = text_option(
-    "--model-shape", "NAME", f"Model shape with made-up weights: {', '.join(SHAPES)}."
-)
 
 
 class FlagsCommand(RunCommand):
@@ -167,26 +161,35 @@ def show(tables: str | Sequence[str], medians: Any, *, as_json: bool = False) ->
         click.echo(json.dumps(medians))
 
 
-def read_output(
-    option: str, path: Path, benchmark: str, key: str, fits: Callable[[Any], bool]
-) -> list[Any]:
-    """Return the list ``key`` of the JSON line in a file with the output of ``--json`` of a
-    benchmark. Raises `ConfigError` for any other file, and if an item of the list does not fit.
+def read_json_output(
+    path: Path, option: str, benchmark: str, name: str, is_item: Callable[[Any], bool]
+) -> list[dict[str, Any]]:
+    """Return the list ``name`` of the JSON line in a file with the output of an earlier run of
+    ``benchmark`` with ``--json``. ``option`` is the option that names the file.
+
+    Raises `ConfigError` if the file cannot be read, if the list is empty, and if ``is_item``
+    returns False or raises an error for an item of the list.
     """
-    name = f"{option} {str(path)!r}"
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
-        items = json.loads([line for line in lines if line.startswith("{")][-1])[key]
-        if items and all(map(fits, items)):
-            return list(items)
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
-        raise ConfigError(f"{name} cannot be read: {reason}; name a file") from error
+        raise ConfigError(
+            f"{option} {str(path)!r} cannot be read: {reason}; name a file"
+        ) from error
+    except ValueError as error:
+        raise ConfigError(
+            f"{option} {str(path)!r} is not UTF-8 text; name a file with the output of --json"
+        ) from error
+    try:
+        items = json.loads([line for line in lines if line.startswith("{")][-1])[name]
+        if items and all(map(is_item, items)):
+            return list(items)
     except (ValueError, LookupError, TypeError, AttributeError):
         pass
     raise ConfigError(
-        f"{name} is not the output of `python -m benchmarks {benchmark} --json`; save the whole "
-        "output of a run with --json, and give that file"
+        f"{option} {str(path)!r} is not the output of `python -m benchmarks {benchmark} --json`; "
+        "save the whole output of a run with --json, and give that file"
     )
 
 
@@ -203,11 +206,6 @@ def run_with_table(
         show(measured.table(columns), measured.medians(spread=True), as_json=as_json)
 
     run_shown(work, print_table)
-
-
-def in_turns(sides: Sequence[T], repeats: int) -> Iterator[tuple[int, T]]:
-    """Yield each repeat with each side. Each repeat begins with another side."""
-    return ((repeat, side) for repeat in range(repeats) for side in turns(sides, repeat))
 
 
 def ratios(

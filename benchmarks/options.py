@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from agentrt.cli.numbers import NumberRange
 from agentrt.errors import ConfigError
 from agentrt.lab.commands.options import Option, count_option, json_flag, many, text_option
+from benchmarks.shapes import SHAPES
 
 
 def workload_option(about: str, *, former: Sequence[str] = ()) -> Option:
@@ -46,7 +47,7 @@ def positive_option(
 
 model_option: Option = text_option("--model", "MODEL", "Model: a folder or a Hugging Face name.")
 model_shape_option: Option = text_option(
-    "--model-shape", "NAME", "Model shape with made-up weights: llama-8b, small, tiny."
+    "--model-shape", "NAME", f"Model shape with made-up weights: {', '.join(SHAPES)}."
 )
 json_option = json_flag("Print the medians as one JSON line.")
 

@@ -37,7 +37,7 @@ from agentrt.lab.outcome import Outcome, quantile
 from agentrt.lab.runs.contenders import DEFAULT, STOCK, TRUE_SIZES, contender, contenders
 from agentrt.scheduler.config import SchedulerConfig
 from benchmarks.cells import Cell, Load, cells_of, check_names, measured, seeds_of, study_options
-from benchmarks.harness import Column, Figures, show, table
+from benchmarks.harness import Column, Figures, show, spread_text, table
 from benchmarks.memory.cells import ALL_WORKS, RECORDED, Memory, Setup, with_room_for_all
 from benchmarks.mixes import ALIKE, LONGEST, MIXES, UNLIKE
 from benchmarks.options import (

@@ -88,8 +88,8 @@ _pause = asyncio.sleep
 @count_option("--clients", "Number of clients at a time.", default=256)
 @minutes_option(
     20.0,
-    "Minutes of load for all servers together. The benchmark waits for the calls that have "
-    "begun by then.",
+    "Minutes of load for all servers together. In addition, each turn waits for the calls "
+    "that have begun.",
 )
 @repeat_option(5, "Number of turns of each server.")
 @max_num_seqs_option(default=16)

@@ -34,7 +34,6 @@ from benchmarks.harness import (
     Column,
     Figures,
     Results,
-    in_turns,
     percentile,
     ratios,
     run_shown,
@@ -162,9 +161,10 @@ class SubmitBench:
             for size in sizes:
                 note(f"{size} programs at once")
                 timed: dict[tuple[int, str], Figures] = {}
-                for repeat, side in in_turns(list(sides), repeats + 1):  # the first warms up
-                    posts = (_seconds(client, *sides[side]) for _ in range(size))
-                    timed[repeat, side] = _percentiles(await asyncio.gather(*posts))
+                for repeat in range(repeats + 1):  # the first warms up
+                    for side in turns([*sides], repeat):
+                        posts = (_seconds(client, *sides[side]) for _ in range(size))
+                        timed[repeat, side] = _percentiles(await asyncio.gather(*posts))
                 for (repeat, side), mine in timed.items():
                     if repeat:
                         over = ratios(mine, timed[repeat, "served"], ["p50_"], "to_served", "ms")

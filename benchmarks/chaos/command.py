@@ -59,7 +59,7 @@ _FLAGS = (
 
 
 @click.command()
-@minutes_option(10.0, "Minutes with kills.", least=0.0)
+@minutes_option(10.0, "Minutes in which engines are killed or made to hang.", least=0.0)
 @programs_option(default=40)
 @count_option("--replicas", "Number of engines.", default=2)
 @click.option(
@@ -77,7 +77,13 @@ _FLAGS = (
     "more calls fit into the time.",
 )
 @max_num_seqs_option(default=8)
-@seed_option
+@text_option(
+    "--seed",
+    "N",
+    "Seed of the random choice of engines and of the random times until they are killed.",
+    type=int,
+    default=0,
+)
 @flag_option(
     "--ray",
     "Run on a Ray cluster of two nodes, started here on loopback. After half of the time, the "

@@ -49,7 +49,7 @@ Runs = dict[Cell, dict[str, Counted]]
 @click.command(cls=ManyCommand)
 @many("--clients", metavar="N,…", help="Numbers of clients.  [default: 8,32,256]")
 @many("--conversation", metavar="KIND,…", help=f"Kinds of chats.  [default: {','.join(KINDS)}]")
-@policy_option(f"Policies beside {STOCK}.  [default: {OFF},{DEFAULT}]")
+@policy_option(f"Policies to compare with {STOCK}.  [default: {OFF},{DEFAULT}]")
 @minutes_option(5.0, "Minutes of each run; calls are counted by quarter of a minute.", least=0.25)
 @flag_option("--real", "Run over HTTP, with real engines.", "on_servers")
 @max_num_seqs_option(default=16, suffix="  With --real.")

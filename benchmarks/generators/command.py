@@ -27,7 +27,7 @@ from agentrt.lab.commands.options import (
 from agentrt.lab.runs.contenders import DEFAULT, STOCK
 from agentrt.lab.runs.grid import turns
 from benchmarks.generators.others import GENERATORS, TURNS, Generator, Target
-from benchmarks.harness import WHOLE, Column, Figures, Results, in_turns, ratios, run_with_table
+from benchmarks.harness import WHOLE, Column, Figures, Results, ratios, run_with_table
 from benchmarks.options import (
     json_option,
     model_option,

@@ -110,7 +110,9 @@ sends to itself if it would otherwise not end within --minutes.
 @kv_blocks_option("Size of the smaller KV cache in blocks.  [default: 28,625; tiny 64]", least=8)
 @programs_option("Number of jobs of a run.  [default: 100; tiny 8]")
 @flag_option(
-    "--whole", "Run all turns at 3 jobs a second, as in the published runs. This takes one hour."
+    "--whole",
+    "Run all turns of the jobs with their original tokens at 3 jobs a second, as in the "
+    "published runs. This takes one hour.",
 )
 @seeds_option(default=2)
 @seed_option
@@ -257,7 +259,7 @@ class GpuBench:
     async def _cells(self, engine: LabEngine, group: Sequence[Cell], later: Sequence[Cell]) -> None:
         options, key = virtual_options(engine.sizes()), engine_of(group[0])
         await warm_up(engine, _real(group[0].contender), short(self.size.programs(self.seeds[0])))
-        # Nothing is predicted while a cell runs, which may need all cores.
+        # All predictions are made before the first cell, because a cell may need all cores.
         sized = [cell for cell in (*group, *later) if cell.memory == group[0].memory]
         virtuals = await self._predicted(sized, options)
         for at, cell in enumerate(group):

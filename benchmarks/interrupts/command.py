@@ -78,7 +78,11 @@ COLUMNS = (
 )
 @count_option("--calls", default=1000, about="Number of calls of each side in a repeat.")
 @repeat_option(5)
-@flag_option("--quick", "Make 200 calls and 3 repeats.")
+@flag_option(
+    "--quick",
+    "Make 3 repeats, each with 200 calls one after the other, and 2 rounds of 1,000 calls at "
+    "once. --calls and --repeat then have no effect.",
+)
 @json_option
 def interrupts(**options: Any) -> None:
     """Compare the time of a tool call in a program with the bare library's round trip.

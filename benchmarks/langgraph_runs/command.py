@@ -27,7 +27,8 @@ from agentrt.lab.commands.options import (
     note,
     silence_vllm,
 )
-from benchmarks.harness import Column, Figures, Results, in_turns, ratios, run_with_table
+from agentrt.lab.runs.grid import turns
+from benchmarks.harness import Column, Figures, Results, ratios, run_with_table
 from benchmarks.options import (
     json_option,
     model_option,

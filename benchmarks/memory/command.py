@@ -21,6 +21,7 @@ import click
 
 from agentrt.lab.commands.options import (
     ManyCommand,
+    file,
     flag_option,
     jobs_option,
     json_flag,
@@ -68,7 +69,6 @@ from benchmarks.memory.report import (
 )
 from benchmarks.options import positive_option, workload_option
 
-_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 _NAMES = ", ".join(ALL_WORKS)
 _HELD = f"{FIRST_HELD_OUT} with --held-out"
 _HELD_OUT = (
@@ -137,16 +137,17 @@ Key = tuple[Setup, str]
 @text_option("--tokenizer", "MODEL", "Model whose tokenizer counts recorded texts.")
 @step_time_option()
 @kv_blocks_option("Size of the KV cache in blocks, in place of --memory.", least=1)
-@positive_option("--load", "Arrival rate as a share of capacity.")
-@programs_option()
+@positive_option(
+    "--load",
+    "Arrival rate as a share of the engine's capacity.  [default: the workload's own]",
+)
+@programs_option("Number of programs of each workload.  [default: the workload's own]")
 @positive_option("--scale", "Multiplies the tokens of programs.", 1.0)
 @max_num_seqs_option(suffix="  [default: 16; 4 with --real]")
 @seeds_option(suffix="  [default: 5; 1 with --quick]")
 @text_option("--seed", "N", f"The first seed.  [default: 0; {_HELD}]", type=int)
 @flag_option("--held-out", _HELD_OUT)
-@text_option(
-    "--against", "FILE", "Compare with this file, the --json output of an earlier run.", type=_FILE
-)
+@file("--against", about="Compare with this file, the --json output of an earlier run.")
 @flag_option("--quick", "Run one seed and fewer caps. This takes minutes on one core.")
 @real_options("Run on real engines, and then in virtual time.")
 @jobs_option

@@ -12,7 +12,7 @@ from typing import Any
 
 from agentrt.lab.reports.tables import markdown
 from agentrt.lab.runs.contenders import STOCK
-from benchmarks.harness import SPREAD, Column, Figures, Results, read_output
+from benchmarks.harness import SPREAD, Column, Figures, Results, read_json_output
 from benchmarks.rivals import CAP
 
 BEST_CAP, ONE_CAP = "best_cap", "one_cap"
@@ -159,10 +159,10 @@ def read_earlier(path: Path) -> list[JsonCell]:
     file.
     """
 
-    def is_whole(cell: JsonCell) -> bool:
-        return RATIOS.keys() <= cell["by_seed"][0][STOCK].keys()
+    def is_cell(cell: Any) -> bool:
+        return bool(RATIOS.keys() <= cell["by_seed"][0][STOCK].keys())
 
-    return read_output("--against", path, "memory", "cells", is_whole)
+    return [*read_json_output(path, "--against", "memory", "cells", is_cell)]
 
 
 def beside_earlier(before: Sequence[JsonCell], after: Sequence[JsonCell]) -> str:

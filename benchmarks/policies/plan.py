@@ -109,8 +109,11 @@ def _source(options: Mapping[str, Any]) -> WorkloadSource:
 
 
 def source_of(name: str, scale: float, gap_scale: float, tokenizer: str = "") -> WorkloadSource:
-    """Return the source for a file with a trace, or for a generator by its name or the paper's name
-    for it, with scaled tokens and gaps.
+    """Return the source with this name: a file with a trace, or a generator. A generator may also
+    have the name that the paper gives it (`PAPERS`).
+
+    ``scale`` multiplies tokens, and ``gap_scale`` multiplies gaps. ``tokenizer`` is the model whose
+    tokenizer counts the texts of a trace.
     """
     scales = Scales(scale, scale, gap_scale)
     return WorkloadSource.named(PAPERS.get(name, name), scales=scales, tokenizer=tokenizer)

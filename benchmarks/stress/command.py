@@ -58,8 +58,8 @@ Examples:
 @flag_option("--all", "Show every case that fails, in full.", "show_all")
 @flag_option(
     "--shrink",
-    "For the first case that fails, remove everything that the failure does not need, show "
-    "the smaller case, and stop.",
+    "For the first case that fails, remove all programs and disturbances that the failure "
+    "does not need, show the smaller case, and stop.",
 )
 @many(
     "--without",
@@ -110,7 +110,8 @@ def stress(
         seeds = range(seed, seed + cases)
         for outcome in run_cases(seeds, jobs, twice=_TWICE, without=without, always=always):
             if done.add(outcome) and (show_all or done.failed[outcome.invariant] <= _SHOWN):
-                note(f"{outcome.report}\n    again: {_line(outcome.seed, without, always)}")
+                again = _line(outcome.seed, without, always)
+                note(f"{outcome.report}\n    to run it again: {again}")
             if outcome.invariant and shrink:
                 _show_shrunk(draw_case(outcome.seed, without, always), outcome.invariant)
                 break

@@ -92,7 +92,11 @@ class Side(NamedTuple):
     "each request; a program has it once.",
 )
 @many("--only", metavar="NAME,…", help="Techniques to run.  [default: all]")
-@flag_option("--quick", "Use a tiny model, whose steps take milliseconds.")
+@flag_option(
+    "--quick",
+    "Use a tiny model, whose steps take milliseconds, and by default leave out the techniques "
+    "that need a trained model.",
+)
 @model_option
 @json_option
 def techniques(**options: Any) -> None:

@@ -6,12 +6,12 @@ import gc
 
 import pytest
 
-from benchmarks.harness import in_turns, no_collections, percentile, ratios
+from agentrt.lab.runs.grid import turns
+from benchmarks.harness import no_collections, percentile, ratios
 
 
 def test_every_repeat_begins_with_another_side() -> None:
-    turns = list(in_turns("abc", 2))
-    assert turns == [(0, "a"), (0, "b"), (0, "c"), (1, "b"), (1, "c"), (1, "a")]
+    assert [[*turns("abc", repeat)] for repeat in range(2)] == [["a", "b", "c"], ["b", "c", "a"]]
 
 
 def test_ratios_are_to_the_base_of_the_same_repeat() -> None:

@@ -174,14 +174,16 @@ def read_fleet(options: Mapping[str, Any]) -> dict[str, Any]:
 # -- sources of programs ---------------------------------------------------------------
 
 
-def read_sources(names: Sequence[str], options: Mapping[str, Any]) -> list[Source]:
-    """Return the named generators and traces, scaled by the factors in ``options``.
+def read_sources(
+    names: Sequence[str], options: Mapping[str, Any], kind: type[Source] = Source
+) -> list[Source]:
+    """Return the named sources, scaled by the factors in ``options``.
 
     The files of traces are read here and not when a run starts. A report of each file is printed to
     stderr. Raises `ConfigError` for an unknown name, an invalid file, or an invalid factor.
     """
     scales = Scales(options["context_scale"], options["output_scale"], options["gap_scale"])
-    sources = [Source.named(name, scales=scales) for name in names]
+    sources = [kind.named(name, scales=scales) for name in names]
     stems = [source.name for source in sources]
     for source in sources:
         if source.path is not None:
@@ -190,13 +192,6 @@ def read_sources(names: Sequence[str], options: Mapping[str, Any]) -> list[Sourc
         source if stems.count(source.name) == 1 else replace(source, name=str(source.path))
         for source in sources
     ]
-
-
-def read_loads(texts: Sequence[str]) -> list[Pressure]:
-    """Parse loads such as ``0.9``, and mean loads in bursts such as ``b0.8``. Raises
-    `ConfigError` for any other text.
-    """
-    return [Pressure.parse(text) for text in texts]
 
 
 def warn_of_sleepers(settings: Sequence[Setting], machine: Machine) -> None:
