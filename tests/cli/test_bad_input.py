@@ -257,6 +257,25 @@ def test_command(args: list[str], words: list[str], refused: Refused) -> None:
     refused(*args, says=words)
 
 
+@pytest.mark.parametrize(
+    ("command", "has_engine"),
+    [
+        ("compare", True),
+        ("calibrate", True),
+        ("journal replay", True),
+        ("doctor", False),
+        ("journal ls", False),
+        ("simulate run", False),
+        ("worker", False),
+    ],
+)
+def test_only_commands_with_an_engine_name_the_place_of_vllm_options(
+    command: str, has_engine: bool, invoke: Invoke, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert invoke(*command.split(), "--loud") == 2
+    assert ("options of vLLM go after --" in capsys.readouterr().err) is has_engine
+
+
 def test_a_program_that_raises_is_told_in_its_own_code(write: Write, run_program: Run) -> None:
     source = (
         "import asyncio\n"
