@@ -193,7 +193,9 @@ def _memory(options: DoctorOptions) -> CheckResult:
 
     free, needs = free_memory(), footprint(EngineOptions(options["model"]))
     if _is_for_cpus() and needs > free:
-        advice = f"an engine needs about {_gib(needs)}; free memory, or name a smaller model"
+        advice = (
+            f"an engine needs about {_gib(needs)}; end other programs, or name a smaller model"
+        )
         return CheckResult(MISSING, f"{_gib(free)} free", advice)
     return CheckResult(OK, f"{_gib(free)} free")
 
@@ -251,7 +253,10 @@ def _open_files(options: DoctorOptions) -> CheckResult:
     # Check the hard limit, because a server raises its own limit to the hard limit.
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     if 0 <= most < _FILES:
-        advice = f"a server with many clients needs more open files; run: ulimit -n {_FILES}"
+        advice = (
+            f"a server with many clients needs more open files; let root raise the hard limit to "
+            f"{_FILES}, in /etc/security/limits.conf or with docker run --ulimit nofile={_FILES}"
+        )
         return CheckResult(WARNING, f"{most} at most", advice)
     return CheckResult(OK, "any number" if most < 0 else f"{most} at most")
 
@@ -313,7 +318,7 @@ def _broker(options: DoctorOptions) -> CheckResult | None:
 
     from aiomqtt import Client, MqttError, ProtocolVersion
 
-    from agentrt.integrations.mqtt.broker import read_broker
+    from agentrt.integrations.mqtt.broker import PASSWORD, read_broker
 
     async def connect() -> None:
         client = Client(
@@ -332,7 +337,11 @@ def _broker(options: DoctorOptions) -> CheckResult | None:
     try:
         asyncio.run(connect())
     except MqttError as error:
-        return CheckResult(MISSING, f"{broker}: {error}", "start the broker, or correct the URL")
+        return CheckResult(
+            MISSING,
+            f"{broker}: {error}",
+            f"start the broker, or correct the URL, or the password in {PASSWORD}",
+        )
     return CheckResult(OK, f"{broker} answers")
 
 
@@ -402,10 +411,15 @@ _COLOURS = {OK: "green", WARNING: "yellow", MISSING: "red"}
 @click.option(
     "--model",
     metavar="MODEL",
-    help="Check whether this model, a folder or a Hugging Face name, is on this machine.",
+    help="Check whether this model, a folder or a Hugging Face name, is on this machine.  "
+    "[default: the default model of 'agentrt run']",
 )
 @click.option(
-    "--port", type=click.IntRange(1, 65535), metavar="N", help="Check whether this port is free."
+    "--port",
+    type=click.IntRange(1, 65535),
+    metavar="N",
+    help="Check whether this port is free.  [default: 8000; if it is in use, the state is only a "
+    "warning]",
 )
 @click.option(
     "--broker",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import socket
 import threading
 from collections.abc import Callable
@@ -195,6 +196,17 @@ def test_on_a_cpu_no_engine_takes_host_memory(monkeypatch: pytest.MonkeyPatch) -
     result = CHECKS["host memory"]({})
     assert result is not None
     assert (result.state, result.observation.partition(":")[0]) == (OK, "none")
+
+
+def test_a_hard_limit_of_open_files_that_is_too_low_is_for_root(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Other users cannot raise a hard limit with ``ulimit -n``."""
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (256, 1024))
+    result = CHECKS["open files"]({})
+    assert result is not None
+    assert (result.state, result.observation) == (WARNING, "1024 at most")
+    assert "let root raise the hard limit to 4096" in result.advice
 
 
 def test_what_a_check_raises_is_no_traceback_and_what_hangs_is_left() -> None:

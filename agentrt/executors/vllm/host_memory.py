@@ -83,4 +83,4 @@ class HostRoom:
         if self.is_limited_by_shared_memory:
             size = math.ceil((self._of_free + _KEPT_SHARED) / _GIB)
             return f"enlarge {_SHARED}, such as by docker run --shm-size {size}g"
-        return "free memory, or raise the container's memory limit"
+        return "end other programs, or raise the container's memory limit"
