@@ -396,7 +396,7 @@ def _format_of(path: Path) -> str:
     kind = FORMATS.get(plain.suffix.lower())
     if kind is None:
         raise UsageError(
-            f"--inputs {path}: unknown kind of file {path.suffix or path.name!r}; its name must "
+            f"--inputs {path}: unknown kind of file {plain.suffix or path.name!r}; its name must "
             f"end in {', '.join(FORMATS)}, optionally followed by {' or '.join(_COMPRESSED)}"
         )
     return kind

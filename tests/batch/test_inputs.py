@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import re
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -75,6 +76,16 @@ def test_rows_of_parquet_become_records(tmp_path: Path) -> None:
     records = [{**RECORDS[0], "q": f"question {number}"} for number in range(600)]
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(records), path, row_group_size=250)
     assert [item.record for item in InputFile(str(path), Fields("q"))] == records
+
+
+@pytest.mark.parametrize(
+    ("name", "unknown"), [("x.txt", ".txt"), ("x.txt.gz", ".txt"), ("x.gz", "x.gz"), ("x", "x")]
+)
+def test_the_ending_that_is_not_known_is_named(name: str, unknown: str, tmp_path: Path) -> None:
+    path = tmp_path / name
+    path.touch()
+    with pytest.raises(UsageError, match=re.escape(f"unknown kind of file {unknown!r};")):
+        InputFile(str(path))
 
 
 def test_without_pyarrow_the_message_says_what_to_install(
