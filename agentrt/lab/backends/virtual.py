@@ -10,6 +10,7 @@ are known at its end.
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -178,11 +179,13 @@ class Virtual(Backend):
             output = call.max_tokens or call.output_tokens
             needed = prompt + output
             if needed > most:
+                blocks = 1 + math.ceil(needed / self._options.block_size)
+                factor = math.floor(100 * most / needed) / 100
                 raise ConfigError(
                     f"program {program.program_id}: call {index} has {needed} tokens ({prompt} of "
-                    f"prompt, {output} of output), more than the {most} of the virtual engine; "
-                    f"raise kv_blocks and max_model_len, or scale the program's tokens by "
-                    f"{most / needed:.2f} or less"
+                    f"prompt, {output} of output), more than the {most} of the virtual engine; use "
+                    f"at least {blocks} KV blocks (--kv-blocks), or scale the program's tokens by "
+                    f"{factor:.2f} or less"
                 )
 
     def program_started(self, live: LiveProgram) -> None:

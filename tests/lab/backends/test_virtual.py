@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+import re
 from functools import cache
 
 import pytest
 
 pytest.importorskip("vllm")
 
+from agentrt.errors import ConfigError
 from agentrt.lab.backends.virtual import Virtual
 from agentrt.lab.driver import drive
 from agentrt.lab.engine.step_time import StepTimeModel
@@ -112,3 +114,17 @@ def test_an_engine_stands_still_for_who_is_soon_back(
     run = drive(Virtual(ours, options, times, replicas=replicas, router=router), agents)
     assert run.counts.usage.returned_tokens > 0
     assert (run.counts.usage.lost_tokens == 0) is kept
+
+
+@pytest.mark.parametrize("prompt", [8192, 20_000])
+def test_a_call_that_is_too_long_fits_if_its_error_is_followed(prompt: int) -> None:
+    """With as many blocks as the error names, or with tokens scaled by its factor."""
+    program = ProgramShape("long", "type", (CallShape(output_tokens=8, prompt_tokens=prompt),))
+    with pytest.raises(ConfigError, match="more than the 8192 of the virtual engine") as error:
+        run_virtual([program], SchedulerConfig(), engine=OPTIONS)
+    numbers = re.search(r"at least (\d+) KV blocks .* by ([\d.]+) or less", str(error.value))
+    assert numbers is not None
+    blocks, factor = int(numbers[1]), float(numbers[2])
+    longest = (blocks - 1) * OPTIONS.block_size
+    assert longest - OPTIONS.block_size < prompt + 8 <= longest
+    assert 0 < factor * (prompt + 8) <= OPTIONS.max_model_len

@@ -252,7 +252,7 @@ async def test_what_cannot_be_replayed_is_refused(
         capfd.readouterr()
         check(capfd, call(["journal", "replay", *map(str, args)]), said)
     for given, told in (
-        ((journal, "--kv-blocks", 20), "raise kv_blocks"),
+        ((journal, "--kv-blocks", 20), "KV blocks (--kv-blocks)"),
         ((journal, *REAL, "--policy", "srpt"), "'srpt' runs in virtual time only"),
         (
             (journal, *REAL, "--policy", "stock+ample"),
