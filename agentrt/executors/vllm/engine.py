@@ -299,10 +299,10 @@ class VLLMEngine(CoreClient):
                     disable_log_stats=True,
                 )
         except Exception as error:
-            raise EngineStartError(
-                f"the engine did not start with model {self.model!r}: {error} "
-                "(run again with --verbose for vLLM's own log)"
-            ) from error
+            text = f"the engine did not start with model {self.model!r}: {error}"
+            if not self.options.verbose:
+                text += "; EngineOptions(verbose=True), or --verbose, shows vLLM's own log"
+            raise EngineStartError(text) from error
 
     def _configured(self, *, on_gpu: bool) -> tuple[AsyncEngineArgs, VllmConfig]:
         """Return vLLM's arguments and its configuration, with the default sizes of ``vllm serve``:
@@ -580,8 +580,8 @@ class VLLMEngine(CoreClient):
             await self._load_folder(llm, old.folder)
         except Exception as second:
             self._broken = (
-                f"the engine could neither load new weights ({last_line(error)}) nor those of "
-                f"version {old.version} again ({last_line(second)})"
+                f"the engine could neither load new weights ({last_line(error)}) nor load the "
+                f"weights of version {old.version} again ({last_line(second)})"
             )
             raise EngineDiedError(self._broken) from second
 
