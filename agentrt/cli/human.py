@@ -209,7 +209,8 @@ def choose(
     if first.to is None:
         if len(open_ids) > 1:
             raise UsageError(
-                f"{FLAG}: {_listed(questions)}; choose one with {FLAG} ID={first.value}"
+                f"{FLAG}: {_listed(questions)}; write the id before the answer, as in "
+                f"{FLAG} {open_ids[0]}=TEXT"
             )
         return {open_ids[0]: first.value}, answers[1:]
     if first.to not in open_ids:

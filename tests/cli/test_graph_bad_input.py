@@ -86,14 +86,14 @@ def test_a_pydantic_state_needs_all_its_fields(write: Write, refused: Refused) -
         f"{HEAD}from pydantic import BaseModel\nclass Form(BaseModel):\n    who: str\n"
         "    why: str\ndef one(state: Form) -> dict:\n    return {}\ngraph = chain(Form, one)\n"
     )
-    refused("run", path, "--input", '{"who": "a"}', says=["'why'", "--input"])
+    refused("run", path, "--input", '{"who": "a"}', says=["'why'", "to its input"])
 
 
 @pytest.mark.parametrize(
     ("source", "options", "words"),
     [
         (ASKS, ["--human", f"{NO_ID}=a"], [NO_ID, "Is it good?"]),
-        (FORK, ["--human", "a"], ["left?", "right?", "ID="]),
+        (FORK, ["--human", "a"], ["left?", "right?", "=TEXT"]),
         (ASKS, ["--input", '{"cups": 1}', "--human", "a"], ["leave --input out"]),
         (ECHO, ["--human", "a"], ["thread 't' has no pending interrupt"]),
         (ECHO, [], ["thread 't' has ended", "--input"]),

@@ -97,8 +97,8 @@ def _from_text(name: str, text: str, fields: Fields) -> dict[str, Any]:
         return {_MESSAGES: [{"role": "user", "content": text}]}
     if len(fields) != 1:
         raise UsageError(
-            f"graph {name!r} takes {_listed(fields)}; write them as a JSON object, such as "
-            f"--input {json.dumps({next(iter(fields), 'field'): text}, ensure_ascii=False)!r}"
+            f"graph {name!r} takes {_listed(fields)}; write the input as a JSON object, such as "
+            f"{json.dumps({next(iter(fields), 'field'): text}, ensure_ascii=False)!r}"
         )
     return {next(iter(fields)): text}
 
@@ -110,9 +110,8 @@ def _check_names(name: str, values: dict[str, Any], fields: Fields, required: li
         raise UsageError(f"graph {name!r} {wrong}; its input has {_listed(fields)}")
     missing = [key for key in required if key not in values]
     if missing:
-        raise UsageError(
-            f"graph {name!r} needs the fields {', '.join(map(repr, missing))}; add them to --input"
-        )
+        names = ", ".join(map(repr, missing))
+        raise UsageError(f"graph {name!r} needs the fields {names}; add them to its input")
 
 
 def _check_type(name: str, field: str, value: Any, channel: BaseChannel[Any, Any, Any]) -> None:
