@@ -130,7 +130,7 @@ def test_the_demo_shows_programs_and_a_dashboard_without_an_engine(bare: Bare) -
 def test_run_names_what_to_install_or_makes_answers_up(bare: Bare) -> None:
     _, err = bare.run("agentrt", "run", "greets.py", code=2)
     assert "pip install '.[engine]' in a checkout" in err
-    assert "--engine simulated does not need vLLM" in err
+    assert "with --engine simulated do not need vLLM" in err
     _, err = bare.run("agentrt", "calibrate", code=2)
     assert err == (
         "error: this command needs vLLM; on a machine with a GPU, run: pip install '.[engine]' in "

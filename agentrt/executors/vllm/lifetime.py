@@ -97,7 +97,8 @@ _DRIVERS = ("libcuda.", "libnvidia", "libamdhip", "libhsa")
 _NO_DEVICE = (
     "this vLLM is built for GPUs, and there is no GPU driver; repair the driver until nvidia-smi "
     "(or rocm-smi) lists the GPU, give the container the GPU (docker run --gpus all), install "
-    "vLLM's build for CPUs, or use --engine simulated, which does not need vLLM"
+    "vLLM's build for CPUs, or use 'agentrt run', 'serve' or 'demo' with --engine simulated, which "
+    "does not need vLLM"
 )
 _ENDING: set[asyncio.Task[None]] = set()
 """Tasks that shut down abandoned engines. The event loop holds no strong reference to tasks."""
@@ -116,8 +117,8 @@ def import_vllm() -> None:
         if any(name in str(error) for name in _DRIVERS):
             raise ModelLoadError(f"vLLM cannot be imported ({error}): {_NO_DEVICE}") from error
         raise ModelLoadError(
-            f"vLLM cannot be imported ({error}); {install_vllm()}; --engine simulated does not "
-            "need vLLM"
+            f"vLLM cannot be imported ({error}); {install_vllm()}; 'agentrt run', 'serve' and "
+            "'demo' with --engine simulated do not need vLLM"
         ) from error
     # Without a device, vLLM fails later with various messages, some of which blame the model.
     from vllm.platforms import current_platform
