@@ -218,8 +218,8 @@ def _note_unused_answers(
     ended = (RunState.DONE, RunState.INTERRUPTED)
     unused = job.plan.unused_answers(human)
     if unused and runtime.journal is None and all(run.state in ended for run in runs):
-        answers = counted(unused, "answer")
-        screen.announce(f"{answers} of --human not used: the programs asked fewer questions")
+        answers = f"{counted(unused, 'answer')} of --human {'was' if unused == 1 else 'were'}"
+        screen.announce(f"{answers} not used, because the programs asked fewer questions")
 
 
 def _elsewhere(job: Job) -> str:

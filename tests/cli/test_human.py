@@ -174,7 +174,7 @@ def test_answers_that_nobody_asked_for_are_told_of(run_program: Run) -> None:
     answers = ("--human", "blue", "--human", "3")
     assert "not used" not in run_program(CHOOSES, *answers).err
     ran = run_program(CHOOSES, *answers, "--human", "4")
-    assert "1 answer of --human not used: the programs asked fewer questions" in ran.err
+    assert "1 answer of --human was not used, because the programs asked fewer questions" in ran.err
 
 
 # Asks a human, and answers at the broker as one would.

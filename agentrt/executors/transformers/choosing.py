@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from agentrt.errors import CallRejectedError
+from agentrt.extras import install_vllm
 from agentrt.request import CallSpec
 from agentrt.request.sampling import Constraint, Sampling, TokenLogprobs
 
@@ -43,7 +44,8 @@ class GrammarCompiler:
             compiled = self._compiled(constraint.kind, constraint.value)
         except ImportError as error:
             raise CallRejectedError(
-                f"the engine needs the package xgrammar for constraints of outputs: {error}"
+                f"constraints of outputs need the package xgrammar ({error}), which is installed "
+                f"with vLLM; {install_vllm()}"
             ) from error
         except (RuntimeError, TypeError, ValueError) as error:
             raise CallRejectedError(

@@ -87,7 +87,7 @@ def _of_tokens(call: Call, max_model_len: int, *, stream: bool) -> RenderedCall:
     if room < 1:
         raise PromptTooLongError(
             f"call {call.call_id}: the prompt has {len(ids)} tokens, and the engine takes at most "
-            f"{max_model_len - 1} (one position is left for the output); shorten the chat, or "
+            f"{max_model_len - 1} (one position is left for the output); shorten the prompt, or "
             "raise --max-model-len"
         )
     params = SamplingParams(

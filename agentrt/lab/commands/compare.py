@@ -221,7 +221,7 @@ def _drawing(comparison: Comparison) -> str:
     for at, name, run in zip(
         (_LEFT, _LEFT + _WIDE + _APART), _NAMES, comparison.typical, strict=True
     ):
-        mean = f"{name}: {fmean(latencies(run)):.1f} s in the mean"
+        mean = f"{name}: {fmean(latencies(run)):.1f} s on average"
         parts.append(f'<text x="{at}" y="{_TOP - 12}">{mean}</text>')
         for row, program in enumerate(run):
             parts += _bars(program, at, _TOP + _ROW * row, scale)
