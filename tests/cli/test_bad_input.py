@@ -258,6 +258,20 @@ def test_command(args: list[str], words: list[str], refused: Refused) -> None:
 
 
 @pytest.mark.parametrize(
+    ("args", "command"),
+    [
+        (["run", "prog.py", "--policy"], "run"),
+        (["journal", "ls", "a.journal", "--limit"], "journal ls"),
+        (["simulate", "run", "--load"], "simulate run"),
+    ],
+)
+def test_an_option_without_its_value_points_to_the_help_of_its_command(
+    args: list[str], command: str, refused: Refused
+) -> None:
+    refused(*args, says=["requires an argument", f"(see 'agentrt {command} --help')"])
+
+
+@pytest.mark.parametrize(
     ("command", "has_engine"),
     [
         ("compare", True),
