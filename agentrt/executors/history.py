@@ -382,8 +382,9 @@ def read(path: Path) -> Values:
     except FileNotFoundError:
         return saved(Learned())
     except (OSError, ValueError, RecursionError, ConfigError) as error:
+        reason = f"not JSON: {error}" if isinstance(error, json.JSONDecodeError) else f"{error}"
         raise ConfigError(
-            f"{path}: {error}; name a file that this version of agentrt wrote, or a file that does "
+            f"{path}: {reason}; name a file that this version of agentrt wrote, or a file that does "
             "not exist yet"
         ) from error
     return values
