@@ -384,8 +384,8 @@ def read(path: Path) -> Values:
     except (OSError, ValueError, RecursionError, ConfigError) as error:
         reason = f"not JSON: {error}" if isinstance(error, json.JSONDecodeError) else f"{error}"
         raise ConfigError(
-            f"{path}: {reason}; name a file that this version of agentrt wrote, or a file that does "
-            "not exist yet"
+            f"{path}: {reason}; name a file that this version of agentrt wrote, or a file that "
+            "does not exist yet"
         ) from error
     return values
 
