@@ -73,9 +73,9 @@ def tokens_of(run: Run) -> int:
     return run.row.usage.prompt_tokens + run.row.usage.output_tokens
 
 
-def read_share(value: str | float | None) -> float | None:
+def read_share(value: str | float | None, name: str = "stop_when") -> float | None:
     """Read a share of a batch, such as ``99%`` or 0.99; None stays None. Raises `ConfigError` for a
-    value that is not above 0 and at most 1.
+    value that is not above 0 and at most 1. The message begins with ``name``.
     """
     if value is None:
         return None
@@ -88,5 +88,5 @@ def read_share(value: str | float | None) -> float | None:
         except ValueError:
             share = math.nan
     if not 0 < share <= 1:
-        raise ConfigError(f"stop-when {value!r}: give a share such as 99% or 0.99")
+        raise ConfigError(f"{name} {value!r}: give a share such as 99% or 0.99")
     return share

@@ -150,28 +150,28 @@ def _opened(path: Path) -> Iterator[IO[bytes]]:
 
 
 def _lines(path: Path) -> Iterator[tuple[int, Result]]:
-    """Yield each complete line as a result, with the offset of the line."""
+    """Yield each complete line of a file that is written, as a result with the line's offset."""
     with _opened(path) as file:
-        yield from _lines_of(file)
+        yield from _lines_of(file, "name a file of results, or a new file")
 
 
-def _lines_of(file: IO[bytes]) -> Iterator[tuple[int, Result]]:
+def _lines_of(
+    file: IO[bytes], advice: str = "name a file of results"
+) -> Iterator[tuple[int, Result]]:
     file.seek(0)
     start = 0
     for number, line in enumerate(file, 1):
         if not line.endswith(b"\n"):
             return  # the line is being written, or the writing process was killed
-        yield start, _read_line(file.name, number, line)
+        yield start, _read_line(file.name, number, line, advice)
         start += len(line)
 
 
-def _read_line(path: str, number: int, line: bytes) -> Result:
+def _read_line(path: str, number: int, line: bytes, advice: str) -> Result:
     try:
         return read_result(line)
     except (ValueError, TypeError) as error:
-        raise UsageError(
-            f"{path}, line {number}: not a result: {error}; name a file of results, or a new file"
-        ) from error
+        raise UsageError(f"{path}, line {number}: not a result: {error}; {advice}") from error
 
 
 class ResultFile(OutputFile):
@@ -188,7 +188,7 @@ class ResultFile(OutputFile):
         self, path: Path, *, retry: Retry | None = None, scores: Collection[str] = ()
     ) -> None:
         self._scores = tuple(scores)
-        self._retry_file = path.with_name(path.name + ".retry")
+        self._retry_file = path.parent / f"{path.name}.retry"  # a folder may have no name
         super().__init__(path, "--out")
         try:
             self._repair()

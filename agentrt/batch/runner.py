@@ -810,7 +810,7 @@ async def opened_batch(
 
 def journal_beside(out: Path) -> Path:
     """Return the path of the journal that belongs to a file of results."""
-    return out.with_name(f"{out.name}.journal")
+    return out.parent / f"{out.name}.journal"  # a folder, which is refused later, may have no name
 
 
 async def _journal_beside(

@@ -174,7 +174,7 @@ def _settings(options: Mapping[str, Any]) -> BatchSettings:
         options["samples"] or 1,
         options["max_live"] or DEFAULT_LIVE,
         limits,
-        read_share(options["stop_when"]),
+        read_share(options["stop_when"], "--stop-when"),
         price,
         skips=options["journal"] is None and source is not click.core.ParameterSource.COMMANDLINE,
         tokens=options["tokens"] is not None,
