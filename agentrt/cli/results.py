@@ -229,7 +229,8 @@ def print_summary(summary: dict[str, Any], console: Console) -> None:
         console.print(f"over the limit {name}: {exceeding} ({', '.join(first)}{rest})")
     tokens = f"{summary['tokens']} tokens ({summary['output_tokens']} of them in outputs)"
     cost = "" if summary["cost"] is None else f", cost {summary['cost']:.4f}"
-    console.print(f"{summary['calls']} calls, {tokens}, {summary['tools']} tool calls{cost}")
+    calls, tools = counted(summary["calls"], "call"), counted(summary["tools"], "tool call")
+    console.print(f"{calls}, {tokens}, {tools}{cost}")
     if slowest := [f"{_named(each)} {each['seconds']:.1f} s" for each in summary["slowest"]]:
         took = ", ".join(f"{name} {length:.1f}" for name, length in summary["seconds"].items())
         console.print(f"seconds per result: {took}")

@@ -57,7 +57,7 @@ def print_report(outcome: CommandOutcome, console: Console) -> None:
     if count := outcome.outside_calls:
         console.print(
             f"{counted(count, 'call')} came from outside every program, for example from a thread "
-            "pool of the user's, so no program counts them"
+            "pool of your own, so no program counts them"
         )
     elif (
         "langgraph.pregel" in sys.modules
@@ -65,8 +65,9 @@ def print_report(outcome: CommandOutcome, console: Console) -> None:
         and any(run.state is RunState.DONE for run in outcome.runs)
     ):
         console.print(
-            "no call reached this engine: models such as ChatOpenAI(…) call another server; use "
-            "ChatAgentRT() instead, or set their base_url to the address of an 'agentrt serve'"
+            "no call reached this engine. If the graph calls a model such as ChatOpenAI(…), its "
+            "calls go to another server: use ChatAgentRT() instead, or set the model's base_url to "
+            "the address of an 'agentrt serve'"
         )
 
 

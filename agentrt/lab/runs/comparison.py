@@ -174,7 +174,7 @@ def read(runs: Sequence[Run], tokens: Tokens) -> list[ProgramRun]:
     shapes = {shape.program_id: shape for shape in dagfile.read(entries, "", UNSCALED, Notes())}
     if silent := [run.id for run in runs if run.id not in shapes]:
         raise ConfigError(
-            f"run {silent[0]} got no answer from its model, so there is nothing to compare; "
+            f"run {silent[0]} made no call that a model answered, so there is nothing to compare; "
             "compare programs that call a model"
         )
     return [_read(run, shapes[run.id], tokens, zero) for run in runs]

@@ -136,10 +136,10 @@ class Pressure:
         bursty = text.startswith("b")
         value = _number(text.removeprefix("b"))
         if not 0 < value < math.inf:
-            raise ConfigError(f"load {text!r}: {_HOW}")
+            raise ConfigError(f"--load {text!r}: {_HOW}")
         if bursty and not LOW < value < HIGH:
             raise ConfigError(
-                f"load {text!r}: a mean load in bursts must be between {LOW} and {HIGH}"
+                f"--load {text!r}: a mean load in bursts must be between {LOW} and {HIGH}"
             )
         return cls("bursts" if bursty else "load", value)
 
