@@ -193,9 +193,7 @@ def _memory(options: DoctorOptions) -> CheckResult:
 
     free, needs = free_memory(), footprint(EngineOptions(options["model"]))
     if _is_for_cpus() and needs > free:
-        advice = (
-            f"an engine needs about {_gib(needs)}; end other programs, or name a smaller model"
-        )
+        advice = f"an engine needs about {_gib(needs)}; end other programs, or name a smaller model"
         return CheckResult(MISSING, f"{_gib(free)} free", advice)
     return CheckResult(OK, f"{_gib(free)} free")
 

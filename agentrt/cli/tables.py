@@ -65,9 +65,9 @@ def print_report(outcome: CommandOutcome, console: Console) -> None:
         and any(run.state is RunState.DONE for run in outcome.runs)
     ):
         console.print(
-            "no call reached this engine. If the graph calls a model such as ChatOpenAI(…), its "
-            "calls go to another server: use ChatAgentRT() instead, or set the model's base_url to "
-            "the address of an 'agentrt serve'"
+            "no call reached this engine. If the program calls a model such as ChatOpenAI(…), "
+            "the calls go to another server: use ChatAgentRT() instead, or set base_url to the "
+            "address of an 'agentrt serve'"
         )
 
 

@@ -236,7 +236,7 @@ def test_what_cannot_be_compared_is_refused(
         capfd.readouterr()
         check(capfd, call(["compare", *args]), said)
     for args, code, said in (
-        (("silent.py",), 2, "error: run main-1 got no answer from its model"),
+        (("silent.py",), 2, "error: run main-1 made no call that a model answered"),
         (("chat.py",), 2, "error: 1 calls are too few to replay; give a larger --n, or use --real"),
         (("graph.py", "--input", '{"text": "ask"}'), 2, "error: graph run graph-1 asks a human"),
         (("asks.py",), 2, "add --human TEXT once for each question"),
