@@ -117,8 +117,10 @@ class ProcessTransport(ToolTransport):
                 why = f"it died ({worker.end})"
             elif isinstance(error, TimeoutError):
                 why = f"it took longer than {_LOAD_S:g} s"
-            message = f"tool {name}: a worker process cannot import {where}: {why}"
-            raise ToolUnavailableError(message, name=name) from None
+            fault = f"a worker process cannot import {where}"
+            if worker is None:
+                fault = "no worker process can be started"
+            raise ToolUnavailableError(f"tool {name}: {fault}: {why}", name=name) from None
         return worker
 
     async def _take(self, reference: Reference) -> WorkerProcess | None:

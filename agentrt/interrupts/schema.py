@@ -126,8 +126,9 @@ def _fields(
     fields: dict[str, Any] = {}
     for parameter in signature.parameters.values():
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+            stars = "*" if parameter.kind is parameter.VAR_POSITIONAL else "**"
             raise ConfigError(
-                f"tool {name} takes *{parameter.name}; give each of its parameters a name"
+                f"tool {name} takes {stars}{parameter.name}; give each of its parameters a name"
             )
         if parameter.kind is parameter.POSITIONAL_ONLY:
             raise ConfigError(

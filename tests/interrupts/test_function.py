@@ -104,11 +104,13 @@ def test_a_parameter_may_have_any_name() -> None:
 
 def test_functions_that_no_schema_fits_are_refused() -> None:
     def every(*args: int) -> None: ...
+    def named(**rest: int) -> None: ...
     def by_position(a: int, /) -> None: ...
     def handle(file: Callable[[], int]) -> None: ...
 
     for function, says in (
         (every, r"tool every takes \*args; give each of its parameters a name"),
+        (named, r"tool named takes \*\*rest; give each of its parameters a name"),
         (by_position, "takes a by position only; remove the /"),
         (handle, "has a parameter whose type has no JSON form"),
     ):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import subprocess
 import sys
@@ -231,6 +232,19 @@ async def test_a_file_that_cannot_be_imported_is_named(
         with pytest.raises(ToolUnavailableError, match=f"cannot import {file}: .*{says}"):
             await call(shared, brittle)
     sys.modules.pop("brittle_tools")
+
+
+async def test_a_process_that_cannot_start_is_not_taken_for_a_file_that_cannot_be_imported(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def refuse(*arguments: object, **options: object) -> None:
+        raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    transport = ProcessTransport(1)
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", refuse)
+    with pytest.raises(ToolUnavailableError, match="pid: no worker process can be started: "):
+        await call(transport, tools.pid)
+    await transport.close()
 
 
 ROOT = str(Path(__file__).resolve().parents[2])

@@ -325,7 +325,10 @@ class McpTransport(ToolTransport):
             raise ToolUnavailableError(f"{where} cannot be reached: {error}", name=name) from error
         if code == CONNECTION_CLOSED and error.message.startswith(_TOO_LARGE):
             raise ToolResultError(f"{where}: result too large: {error}", name=name) from error
-        if code in (CONNECTION_CLOSED, CUT_OFF):
+        if code == CUT_OFF:  # the server may be alive
+            message = f"{where}: the connection broke during the call: {error}"
+            raise ToolLostError(message, name=name) from error
+        if code == CONNECTION_CLOSED:
             raise ToolLostError(f"{where} died during the call: {error}", name=name) from error
         if code == INVALID_PARAMS:
             await self._check_offered(tool, error.message)

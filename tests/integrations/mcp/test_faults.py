@@ -72,7 +72,7 @@ async def test_an_http_server_that_dies_in_a_call(tmp_path: Path) -> None:
     """It comes back, and has forgotten the session of an old client, which opens another."""
     with serving_http() as (process, url):
         async with connected(http(url)) as client, connected(http(url), "legacy") as old:
-            with pytest.raises(ToolLostError, match="died during the call"):
+            with pytest.raises(ToolLostError, match="the connection broke during the call"):
                 await client.call("die", marks=str(tmp_path))
             process.wait()
             with pytest.raises(ToolUnavailableError, match="mcp:http cannot be reached"):
