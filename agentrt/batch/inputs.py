@@ -82,6 +82,10 @@ class Problem:
     reason: str
 
 
+class NoInputError(UsageError):
+    """An error about a program that takes no input, whatever the records are."""
+
+
 class InputsError(UsageError):
     """An error about records that cannot be used, or about a file without records. ``problems`` has
     a line for each of the first records that cannot be used.
@@ -264,7 +268,8 @@ class InputFile:
 
         Raises `InputsError` with up to ``shown`` problems if records cannot be used. Also raises
         `InputsError` if there are no items, or if one of the ``conditions`` names a field that no
-        record has, and `UsageError` for a file that cannot be read.
+        record has, `NoInputError` if ``accept`` raises it, and `UsageError` for a file that cannot
+        be read.
         """
         problems: list[str] = []
         count = wrong = 0
@@ -369,9 +374,13 @@ _WHOLE = "; if one field of a record holds the input, name it with --input-field
 
 
 def _refusal(accept: Callable[[Any], object], raw_value: Any) -> str:
-    """Return why an input is not accepted, or "" if it is."""
+    """Return why an input is not accepted, or "" if it is. Raises `NoInputError` if the program
+    accepts none.
+    """
     try:
         accept(raw_value)
+    except NoInputError:
+        raise
     except UsageError as error:
         return str(error)
     return ""

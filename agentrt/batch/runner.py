@@ -24,7 +24,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from agentrt.batch.inputs import Fields, Item, Problem, key_of
+from agentrt.batch.inputs import Fields, Item, NoInputError, Problem, key_of
 from agentrt.batch.limits import ItemLimits, check_count, read_share
 from agentrt.batch.plain import as_json
 from agentrt.batch.results import Over, Result, ResultFile, Retry
@@ -301,6 +301,8 @@ class Batch:
         """
         try:
             self._target.accept(item.input)
+        except NoInputError:
+            raise
         except UsageError as error:
             hint = ""
             if item.input is item.record and isinstance(item.record, Mapping):

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from agentrt import files
-from agentrt.batch.inputs import key_of
+from agentrt.batch.inputs import NoInputError, key_of
 from agentrt.batch.lines import LineFile
 from agentrt.batch.results import ResultFile
 from agentrt.errors import ConfigError, JournalWriteError, UsageError
@@ -153,7 +153,7 @@ class ProgramTarget:
         if raw_value is None and self._program.needs_input:
             raise UsageError(f"program {self.name!r} needs an input, but this input is null")
         if not self._program.takes_input:
-            raise UsageError(
+            raise NoInputError(
                 f"program {self.name!r} takes no input; add a parameter to it: (ctx, input)"
             )
         return self._program.accept_input(raw_value)

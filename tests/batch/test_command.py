@@ -157,6 +157,18 @@ def test_options_of_a_batch_need_its_inputs(write: Write, command: Run) -> None:
     assert (ran.code, "--inputs FILE" in ran.said) == (2, True)
 
 
+def test_a_program_that_takes_no_input_is_refused_once(
+    write: Write, records: Records, command: Run, tmp_path: Path
+) -> None:
+    """No field of the records would be its input."""
+    path = write("@program\nasync def deaf(ctx): return 1\n")
+    ran = command("run", path, "--inputs", records(QUESTIONS), "--out", tmp_path / "r.jsonl")
+    assert ran.code == 2
+    assert ran.err == (
+        "error: program 'deaf' takes no input; add a parameter to it: (ctx, input)\n"
+    )
+
+
 def test_each_broken_record_is_a_line(write: Write, command: Run, tmp_path: Path) -> None:
     inputs = tmp_path / "x.jsonl"
     inputs.write_text('{"id": 1}\n{"id":\n{"id": 1}\n', "utf-8")
