@@ -41,19 +41,23 @@ class JournalPlan:
         return cls(partial(SQLiteStore, path), options, str(path.absolute()))
 
 
-def read_journal(options: Mapping[str, Any]) -> JournalPlan | None:
+def read_journal(options: Mapping[str, Any], *, is_graph: bool = False) -> JournalPlan | None:
     """Read the options of `agentrt run` about its journal. Return None without a journal.
 
-    Raises `UsageError` if other options of the journal are set, but ``--journal`` is not.
+    Raises `UsageError` if other options of the journal are set, but ``--journal`` is not. A graph
+    (``is_graph``) has no journal.
     """
     path: Path | None = options["journal"]
     kept = journal_options(options)
     if path is not None:
         return JournalPlan.of_file(path, kept)
     if kept != JournalOptions():
+        way_out = "; add --journal FILE"
+        if is_graph:
+            way_out = ", which a graph does not have; leave them out"
         raise UsageError(
             "--journal-content, --journal-keep, --on-divergence and --on-unrecordable need a "
-            "journal; add --journal FILE"
+            f"journal{way_out}"
         )
     return None
 

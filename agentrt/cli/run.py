@@ -267,11 +267,13 @@ def run(target: str, engine_flags: tuple[str, ...], **options: Any) -> int:
 
     def planned() -> Planned:
         from agentrt.cli.journals import read_journal
-        from agentrt.cli.load import load_program
+        from agentrt.cli.load import LoadedGraph, load_program
         from agentrt.cli.values import read_input
 
         value = read_input(options["input_text"])
-        return plan_of(load_program(target), value, options), read_journal(options)
+        loaded = load_program(target)
+        plan = plan_of(loaded, value, options)
+        return plan, read_journal(options, is_graph=isinstance(loaded, LoadedGraph))
 
     return run_planned(planned, engine_flags, options)
 

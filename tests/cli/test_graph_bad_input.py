@@ -62,6 +62,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         *((CHAT, "", ["--input", wrong], words) for wrong, words in WRONG_MESSAGES.items()),
         (ECHO, "", [*WITH_INPUT, "--thread", " "], ["--thread ''", "empty"]),
         (ECHO, "", [*WITH_INPUT, "--thread", "t"], ["--thread t", "sqlite:FILE"]),
+        (ECHO, "", [*WITH_INPUT, "--journal", "j"], ["--journal is for agentrt programs"]),
+        (ECHO, "", [*WITH_INPUT, "--journal-keep", "3"], ["a graph does not have; leave them out"]),
         (ECHO, "", ON_T, ["unknown thread 't'", "sqlite:t.db has no checkpoint", "--input"]),
         (ECHO, "", [*ON_T[2:], "--checkpointer", "memory"], ["unknown thread 't'", "memory has"]),
         (ECHO, "", ["--checkpointer", "redis:x"], ["'redis:x'", "memory or sqlite:FILE"]),
