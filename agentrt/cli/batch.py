@@ -60,7 +60,7 @@ from agentrt.errors import (
 )
 from agentrt.executors.base import Executor
 from agentrt.executors.vllm.options import EngineOptions
-from agentrt.interrupts.questions import no_human
+from agentrt.interrupts.questions import Question
 from agentrt.runtime import Runtime
 from agentrt.serving.questions.server_questions import ServerQuestions
 
@@ -315,7 +315,7 @@ async def _execute(
             opened_runtime(
                 executor,
                 job.traces,
-                ask_human=None if others_answer else no_human,
+                ask_human=None if others_answer else _nobody,
                 tools=job.tools.transports(screen.announce),
                 events=job.tools.events(),
                 seed=job.seed,
@@ -338,6 +338,16 @@ async def _execute(
             total=total,
         )
         return await _play(job, batch, screen, drain, left)
+
+
+async def _nobody(question: Question) -> Any:
+    """Refuse a question by raising `UsageError`. This is the answerer of a batch without a page or
+    a broker at which people can answer.
+    """
+    raise UsageError(
+        f"run {question.program_id} asks a human, but nobody can answer in this batch: "
+        f"{question.text!r}; add --dashboard or --broker URL, where people can answer"
+    )
 
 
 async def _close(runtime: Runtime, screen: Screen) -> None:

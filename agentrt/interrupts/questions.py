@@ -54,8 +54,9 @@ async def no_human(question: Question) -> Any:
     humans.
     """
     raise UsageError(
-        f"run {question.program_id} asks a human, but nobody can answer: {question.text!r}. "
-        "Run it in a terminal, pass the answer in advance, or create the runtime with ask_human="
+        f"run {question.program_id} asks a human, but nobody can answer: {question.text!r}; create "
+        "the runtime with ask_human=, or run the program with 'agentrt run' on a terminal or with "
+        "--human TEXT"
     )
 
 

@@ -169,6 +169,17 @@ def test_a_program_that_takes_no_input_is_refused_once(
     )
 
 
+def test_a_question_that_nobody_can_answer_names_the_places_for_answers(
+    write: Write, records: Records, command: Run, tmp_path: Path
+) -> None:
+    path = write("@program\nasync def asks(ctx, q): return await ctx.human('Which colour?')\n")
+    out = tmp_path / "r.jsonl"
+    ran = command("run", path, "--inputs", records(QUESTIONS), "--out", out)
+    assert ran.code == 1
+    errors = [each["error"] for each in lines(out)]
+    assert all("'Which colour?'; add --dashboard or --broker URL" in error for error in errors)
+
+
 def test_each_broken_record_is_a_line(write: Write, command: Run, tmp_path: Path) -> None:
     inputs = tmp_path / "x.jsonl"
     inputs.write_text('{"id": 1}\n{"id":\n{"id": 1}\n', "utf-8")
