@@ -91,7 +91,10 @@ class OpenAIEndpoint(Executor):
                 f"an OpenAI endpoint needs the package openai ({error}); run: "
                 f"{install_command('remote')}"
             ) from error
-        if fault := url_fault(self.base_url):
+        fault = url_fault(self.base_url)
+        if fault is None and not self.base_url.lower().startswith(("http://", "https://")):
+            fault = "it does not begin with http:// or https://"
+        if fault is not None:
             raise ConfigError(
                 f"base_url {self._shown!r} is not a valid URL ({fault}); use a URL such as "
                 "http://host:8000/v1"

@@ -282,6 +282,12 @@ async def test_a_server_that_is_gone(server: Server, endpoint: OpenAIEndpoint) -
     await lost.close()
 
 
+async def test_an_address_without_a_scheme_is_refused() -> None:
+    endpoint = OpenAIEndpoint("host:8000/v1")
+    with pytest.raises(ConfigError, match="'host:8000/v1' is not a valid URL"):
+        await endpoint.start(lambda message: None)
+
+
 async def test_a_raw_prompt_is_refused(endpoint: OpenAIEndpoint) -> None:
     with pytest.raises(CallRejectedError, match="takes chat requests, not prompts"):
         await run(

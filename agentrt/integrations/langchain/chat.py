@@ -125,8 +125,8 @@ class ChatAgentRT(BaseChatModel):
             self._borrowed = RuntimeClient.borrow(self.runtime)
         elif self.runtime is not None:
             raise ConfigError(
-                f"runtime is a {type(self.runtime).__name__}; set it to an open agentrt.Runtime or "
-                "a RuntimeClient, or leave it out to use the embedded engine"
+                f"runtime is of type {type(self.runtime).__name__}; set it to an open "
+                "agentrt.Runtime or a RuntimeClient, or leave it out to use the embedded engine"
             )
         self._learn_profile(self._client(self.model))
         return self

@@ -219,8 +219,13 @@ def names_of(tools: Any) -> list[str]:
 def _name_of(tool: Any) -> str:
     if not isinstance(tool, Mapping):
         raise ConfigError(
-            f"tool {tool!r:.200} is a {type(tool).__name__}; pass tools in OpenAI's form, or use "
-            "bind_tools, which converts functions, LangChain tools and schemas"
+            f"tool {tool!r:.200} is of type {type(tool).__name__}; pass tools in OpenAI's form, or "
+            "use bind_tools, which converts functions, LangChain tools and schemas"
+        )
+    if "type" not in tool:
+        raise ConfigError(
+            f"tool {dict(tool)!r:.200} has no 'type'; pass tools in OpenAI's form, or use "
+            "bind_tools, which converts tools of other forms"
         )
     function = tool.get("function")
     if tool.get("type") != "function" or not isinstance(function, Mapping):
