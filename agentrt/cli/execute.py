@@ -386,8 +386,10 @@ async def dashboard(runtime: Runtime, port: int = 0) -> AsyncIterator[str]:
     try:
         listener = Listener(LOOPBACK, port)
     except ConfigError as error:
+        cause = error.__cause__
+        reason = (getattr(cause, "strerror", None) or str(cause)).lower()
         raise ConfigError(
-            f"--dashboard {port}: {error.__cause__}; use another port, or 0 for any free port"
+            f"--dashboard {port}: {reason}; use another port, or 0 for any free port"
         ) from error
     server = Server(runtime, models=(runtime.executor.info.model,))
     with closing(listener):

@@ -77,4 +77,4 @@ def test_a_port_in_use_is_one_clear_error(run_program: Run) -> None:
         port = taken.getsockname()[1]
         ran = run_program(ONE, "--dashboard", port)
     assert (ran.code, "Traceback" in ran.err) == (2, False)
-    assert f"--dashboard {port}: " in ran.said
+    assert f"--dashboard {port}: address already in use; use another port" in ran.said
