@@ -33,9 +33,11 @@ _READ = {
     *("temperature", "seed", "top_p", "top_k", "min_p"),
 }
 _ONLY_TEXT = (
-    "the transformers executor answers with plain text and does not support {}; leave it out, or "
+    "the transformers executor answers with plain text and does not support {0}; leave {0} out, or "
     "run with --engine vllm"
 )
+_AS_WRITTEN = {"response_format": "schema= (response_format)"}
+"""The names of fields of a request for which programs write another name."""
 
 
 class TransformersFrontend(Frontend):
@@ -69,8 +71,11 @@ class TransformersFrontend(Frontend):
             for name, value in request.items()
             if name not in _READ and value not in (None, False, [], 0) and (name, value) != ("n", 1)
         }
+        if "tools" in unread:
+            unread.discard("tool_choice")  # `ctx.llm(tools=…)` sets it by itself
         if unread:
-            raise CallRejectedError(_ONLY_TEXT.format(" or ".join(sorted(unread))))
+            names = (_AS_WRITTEN.get(name, name) for name in sorted(unread))
+            raise CallRejectedError(_ONLY_TEXT.format(" and ".join(names)))
         stop = request.get("stop") or ()
         sampling = Sampling(
             top_p=request.get("top_p") or 1.0,

@@ -53,10 +53,13 @@ async def test_a_chat_is_answered_whole_and_in_pieces(runtime: Runtime) -> None:
     [
         (
             {"response_format": {"type": "json_object"}},
-            "plain text and does not support response_format",
+            r"plain text and does not support schema= \(response_format\); leave",
         ),
-        ({"tools": [{"type": "function"}], "logprobs": True}, "support logprobs or tools; leave"),
-        ({"n": 2}, "support n; leave it out, or run with --engine vllm"),
+        (
+            {"tools": [{"type": "function"}], "tool_choice": "auto", "logprobs": True},
+            "support logprobs and tools; leave logprobs and tools out",
+        ),
+        ({"n": 2}, "support n; leave n out, or run with --engine vllm"),
     ],
 )
 async def test_more_than_text_is_refused(
