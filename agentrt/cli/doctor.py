@@ -338,7 +338,7 @@ def _broker(options: DoctorOptions) -> CheckResult | None:
         return CheckResult(
             MISSING,
             f"{broker}: {error}",
-            f"start the broker, or correct the URL, or the password in {PASSWORD}",
+            f"start the broker, or correct the URL or the password ({PASSWORD})",
         )
     return CheckResult(OK, f"{broker} answers")
 
