@@ -426,7 +426,8 @@ journal_options = together(
         "--on-unrecordable",
         "[fail|go-on]",
         "What to do with a value that the journal could not restore unchanged: let the program "
-        "fail, or continue without recording the value.",
+        "fail, or continue without recording the value. 'agentrt run --inputs' without "
+        "--journal continues by default.",
         type=click.Choice(["fail", "go-on"]),
         default="fail",
     ),

@@ -48,6 +48,7 @@ def show(url: str, api_key: str | None) -> None:
 @click.option(
     "--version",
     type=click.IntRange(1),
+    metavar="N",
     help="Version number of the new weights.  [default: the next number]",
 )
 @click.option(

@@ -60,7 +60,8 @@ class EngineCommand(RunCommand):
 @_measurement.count("--rounds", "Run the designed calls N times.", default=2)
 @_output.file(
     "--out",
-    "File (.json) for the step-time model, which --step-time can read.",
+    "File (.json) for the step-time model, for --step-time of agentrt simulate run and agentrt "
+    "journal replay.",
     dir_okay=True,
 )
 @_output.flag("--json", "Print the step-time model as one JSON object on the last line.", "as_json")

@@ -280,13 +280,13 @@ class _Command(RunCommand):
 
 @click.command(cls=_Command, epilog=_EPILOG)
 @click.argument("targets", metavar="PROGRAM.py[:NAME][=INPUT]…", nargs=-1, required=True)
-@_own.count("--n", "Run N instances of each program, all at once.", default=8)
+@_own.count("--n", "Number of instances of each program, which run all at once.", default=8)
 @_own.several(
     "--input",
     "inputs",
     "TEXT|JSON|@FILE",
-    "The input of programs without an input of their own, as for agentrt run. Repeat the option "
-    "to give each instance the next input in turn.",
+    "Input of each program that has no =INPUT, as for agentrt run. Repeat the option to give each "
+    "instance the next input in turn.",
 )
 @_own.several(
     "--human",

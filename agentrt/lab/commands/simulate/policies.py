@@ -54,7 +54,8 @@ from agentrt.scheduler import SchedulerConfig
 
 def _scale(name: str, about: str, *, zero: bool = False) -> Option:
     kind = NumberRange(min=0, min_open=not zero)
-    return click.option(name, type=kind, default=1.0, metavar="X", help=f"Factor for the {about}.")
+    text = f"Factor for the {about}.  [default: 1]"
+    return click.option(name, type=kind, default=1.0, metavar="X", help=text)
 
 
 _POLICIES = ("mlfq", "plas", "atlas", DEFAULT)
