@@ -273,10 +273,7 @@ def _of_click(error: click.ClickException) -> str:
         text = text.replace(kind, plain)
     context = getattr(error, "ctx", None)
     if isinstance(error, click.NoSuchOption) and context is not None:
-        from agentrt.cli.options import RunCommand
-
-        if isinstance(context.command, RunCommand):
-            text += "; options of vLLM go after --"
+        text += "; options of vLLM go after --" if isinstance(context.command, RunCommand) else ""
     where = context.command_path if context is not None else "agentrt"
     return f"{text} (see '{where} --help')"
 

@@ -107,12 +107,12 @@ class LazyGroup(click.Group):
         try:
             return super().invoke(ctx)
         except click.UsageError as error:
-            # click's parser does not say which command has an option whose value is missing, so
-            # the error would point to the help of ``agentrt``.
+            # click's parser does not name the command of an option without its value.
             name = ctx.invoked_subcommand
-            command = None if name is None else self.get_command(ctx, name)
-            if error.ctx is None and command is not None:
-                error.ctx = click.Context(command, parent=ctx, info_name=name)
+            if error.ctx is None and name is not None:
+                command = self.get_command(ctx, name)
+                if command is not None:
+                    error.ctx = click.Context(command, parent=ctx, info_name=name)
             raise
 
     def hint(self, ctx: click.Context, name: str) -> str:
