@@ -358,6 +358,13 @@ class Waits:
         query = "SELECT question FROM agentrt_waits WHERE program = ? AND node <> ?"
         return [row[0] for row in await self._read(query, program_id, ROOT)]
 
+    async def usage(self, program_id: str) -> tuple[int, int]:
+        """Return the number of a program's ended calls, and the sum of their output tokens."""
+        query = """SELECT account FROM agentrt_nodes
+            WHERE program = ? AND kind = 'call' AND account <> ''"""
+        accounts = [json.loads(row[0]) for row in await self._read(query, program_id)]
+        return len(accounts), sum(account.get("output_tokens", 0) for account in accounts)
+
     async def questions(
         self, now: float, limit: int, tenant: str | None = None, program: str | None = None
     ) -> list[ParkedQuestion]:

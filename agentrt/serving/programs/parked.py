@@ -214,6 +214,7 @@ class Parking:
             return None
         questions = await self._waits.questions(self._clock.now(), _MOST_QUESTIONS, program=run_id)
         timed = None in await self._waits.of(run_id)
+        calls, output_tokens = await self._waits.usage(run_id)
         return {
             "id": row.id,
             "object": "program.run",
@@ -223,6 +224,8 @@ class Parking:
             "questions": [
                 _question_view(question, self._clock).to_json() for question in questions
             ],
+            "calls": calls,
+            "output_tokens": output_tokens,
             "result": None,
             "error": None,
         }

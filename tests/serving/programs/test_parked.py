@@ -36,6 +36,9 @@ async def test_clients_see_no_difference(tmp_path: Path) -> None:
         assert not local.server.under_way
         for found in (before, parked):
             assert found["state"] == "waiting for a human"
+        same = {"parked": None, "questions": None}
+        assert parked | same == before | same
+        assert (parked["calls"], parked["output_tokens"]) == (1, 2)
         [question] = before["questions"]
         [again] = parked["questions"]
         assert {**again, "created_at": 0} == {**question, "created_at": 0}
