@@ -121,6 +121,8 @@ def run_batch(target: str, engine_flags: tuple[str, ...], options: Mapping[str, 
             raise UsageError(f"{flag} '': give the name of a field, or leave the option out")
     conditions = [Condition.parse(text) for text in options["where"]]
     program = load_program(target)
+    if isinstance(program, LoadedGraph):
+        _refuse_journal(program, options)
     scores = _scores(target, options["score_targets"])
     fields = Fields(options["input_field"], options["id_field"])
     inputs = InputFile(options["inputs"], fields, conditions=conditions, limit=options["limit"])
@@ -207,6 +209,17 @@ def _journal(options: Mapping[str, Any]) -> JournalPlan:
         return plan
     path = journal_beside(options["out"])
     return JournalPlan.of_file(path, journal_options(options))
+
+
+def _refuse_journal(graph: LoadedGraph, options: Mapping[str, Any]) -> None:
+    """Raise `UsageError` if an option of the journal is set, which a graph does not have."""
+    if options["journal"] is not None:
+        raise UsageError(
+            f"--journal is for agentrt programs, and {graph.name!r} is a LangGraph graph: a batch "
+            "resumes it from the threads next to the results, or in --checkpointer; leave "
+            "--journal out"
+        )
+    read_journal(options, is_graph=True)
 
 
 def _scores(target: str, named: Sequence[str]) -> list[Score]:

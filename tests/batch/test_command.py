@@ -221,6 +221,30 @@ def test_a_refused_batch_of_a_graph_leaves_nothing(
     assert {path.name for path in tmp_path.iterdir()} <= kept
 
 
+@pytest.mark.parametrize(
+    ("option", "value", "message"),
+    [
+        ("--journal", "j.journal", "--journal is for agentrt programs, and 'asks' is a LangGraph"),
+        ("--journal-keep", "3", "need a journal, which a graph does not have"),
+        ("--on-unrecordable", "go-on", "need a journal, which a graph does not have"),
+    ],
+)
+def test_a_batch_of_a_graph_has_no_journal(
+    write: Write,
+    records: Records,
+    command: Run,
+    tmp_path: Path,
+    option: str,
+    value: str,
+    message: str,
+) -> None:
+    out = tmp_path / "r.jsonl"
+    inputs = records([{"id": "a", "question": "tea"}])
+    ran = command("run", write(GRAPH), "--inputs", inputs, "--out", out, option, value)
+    assert (ran.code, message in ran.err) == (2, True), ran.err
+    assert not out.exists()
+
+
 def test_a_graph_takes_the_fields_that_it_has(
     write: Write, records: Records, command: Run, tmp_path: Path
 ) -> None:
