@@ -178,6 +178,10 @@ _AS_JSON = 4
 result twice, as text and as data, and JSON's escapes make it larger.
 """
 _TOO_LARGE = "SSE stream failed"
+_CLOSED = ("Connection closed", "SSE stream")
+"""Beginnings of the SDK's messages with `CONNECTION_CLOSED`. Servers use this code for errors of
+their own, too, because its value -32000 is the first that the protocol leaves to them.
+"""
 _KEY = "io.agentrt/idempotency-key"
 _PAGES = 100
 _LONGEST_NAME = 64
@@ -323,18 +327,20 @@ class McpTransport(ToolTransport):
         where = f"tool {name}: {self.name}"
         if code == UNREACHABLE:
             raise ToolUnavailableError(f"{where} cannot be reached: {error}", name=name) from error
-        if code == CONNECTION_CLOSED and error.message.startswith(_TOO_LARGE):
+        is_closed = code == CONNECTION_CLOSED and error.message.startswith(_CLOSED)
+        if is_closed and error.message.startswith(_TOO_LARGE):
             raise ToolResultError(f"{where}: result too large: {error}", name=name) from error
         if code == CUT_OFF:  # the server may be alive
             message = f"{where}: the connection broke during the call: {error}"
             raise ToolLostError(message, name=name) from error
-        if code == CONNECTION_CLOSED:
+        if is_closed:
             raise ToolLostError(f"{where} died during the call: {error}", name=name) from error
         if code == INVALID_PARAMS:
             await self._check_offered(tool, error.message)
             raise ToolArgumentsError(f"{where}: invalid arguments: {error}", name=name) from error
         if code == PARSE_ERROR:
             raise ToolResultError(f"{where}: {error}", name=name) from error
+        await self._check_offered(tool, error.message)
         raise ToolFailedError(f"tool {name} failed: {error}", name=name) from error
 
     async def _check_offered(self, tool: Tool, complaint: str) -> None:
@@ -344,8 +350,9 @@ class McpTransport(ToolTransport):
         if tool.remote not in complaint:
             return
         try:
-            listed = await self._ask(partial(_listed, cache_mode="refresh"))
-        except (MCPError, ValidationError, ToolError):
+            async with asyncio.timeout(self._listed_within):
+                listed = await self._ask(partial(_listed, cache_mode="refresh"))
+        except (MCPError, ValidationError, ToolError, TimeoutError):
             return  # the first error is more useful
         offered = [each.name for each in listed]
         if tool.remote not in offered:
