@@ -462,7 +462,7 @@ class McpConnection:
     @asynccontextmanager
     async def _opened_http(self, server: HttpServer) -> AsyncIterator[TransportStreams]:
         async with (
-            HttpClient(server.url, dict(server.headers)) as http,
+            HttpClient(server.url, dict(server.headers), largest=self._largest) as http,
             streamable_http_client(
                 server.url, http_client=http, max_sse_event_size=self._largest
             ) as streams,
