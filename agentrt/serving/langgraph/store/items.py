@@ -23,6 +23,11 @@ from langgraph.store.base import (
 
 from agentrt.serving.langgraph.database.filters import same_json
 
+_SHORTEST_TTL = 1e-4
+"""Shortest lifetime of an item, in minutes. PostgreSQL reads no shorter time in the form in which
+its store writes it.
+"""
+
 
 class TenantStore(BaseStore):
     """A store that shows a tenant only its own items, which are in a namespace of the tenant.
@@ -77,8 +82,11 @@ class TenantStore(BaseStore):
     def _inside(self, op: Op) -> Op:
         """Return an operation in the form for the shared store, with the tenant's namespace."""
         match op:
-            case GetOp() | PutOp():
+            case GetOp():
                 return op._replace(namespace=(self._root, *op.namespace))
+            case PutOp():
+                ttl = op.ttl and max(op.ttl, _SHORTEST_TTL)
+                return op._replace(namespace=(self._root, *op.namespace), ttl=ttl)
             case SearchOp():
                 return op._replace(namespace_prefix=(self._root, *op.namespace_prefix))
             case ListNamespacesOp():
@@ -95,6 +103,12 @@ class TenantStore(BaseStore):
         ]
         if not any(condition.match_type == "prefix" for condition in conditions):
             prefixed.append(MatchCondition("prefix", (self._root,)))
+        # An asterisk of a suffix must not match the tenant's label, nor may a suffix name it.
+        prefixed += [
+            MatchCondition("prefix", (self._root, *"*" * len(condition.path)))
+            for condition in conditions
+            if condition.match_type == "suffix"
+        ]
         depth = None if op.max_depth is None else op.max_depth + 1
         return op._replace(match_conditions=tuple(prefixed), max_depth=depth)
 
@@ -122,6 +136,10 @@ class TenantStore(BaseStore):
 Allows = Callable[[Mapping[str, Any]], bool]
 _KEY = re.compile("[A-Za-z_][A-Za-z0-9_]*")
 """The form of keys that all of LangGraph's stores compare in the same way."""
+_EXACT = 2**53
+"""Integers up to this one are exact as floating-point numbers, as which SQLite's store compares
+them.
+"""
 _SCANNED = 100
 """Number of items that are read at once when this module evaluates the filter."""
 
@@ -194,7 +212,8 @@ def _narrowed(key: str, wanted: Any) -> Any:
     this value. Return None if the store must not select by ``key``.
     """
     value = wanted.get("$eq") if isinstance(wanted, dict) else wanted
-    is_plain = isinstance(value, str) or (value is wanted and isinstance(value, int | float))
+    is_number = isinstance(value, int | float) and abs(value) <= _EXACT
+    is_plain = isinstance(value, str) or (value is wanted and is_number)
     return value if is_plain and _KEY.fullmatch(key) else None
 
 

@@ -24,7 +24,7 @@ ITEMS: dict[str, Any] = {
     "6": {"flag": True, "flags": [1]},
     "7": {"flag": 1, "flags": [True]},
     "8": {"flag": False},
-    "9": {"flag": 0.0},
+    "9": {"flag": 0.0, "id": 2**62 + 1},
 }
 FILTERS: list[tuple[dict[str, Any], str]] = [
     ({"user": {"name": "ann"}}, "14"),
@@ -65,6 +65,8 @@ FILTERS: list[tuple[dict[str, Any], str]] = [
     ({"flag": 0}, "9"),
     ({"flag": {"$eq": True}}, "6"),
     ({"flags": [1]}, "6"),
+    ({"id": 2**62 + 1}, "9"),
+    ({"id": 2**62}, ""),
 ]
 """The keys are those that LangGraph's own server (0.16.7) finds, where it answers."""
 

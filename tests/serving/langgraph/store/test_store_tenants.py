@@ -70,6 +70,35 @@ async def test_the_installed_stores_find_whole_labels_in_their_case(tmp_path: Pa
         assert [one.namespace[0] for one in await storage.store.asearch(("docs",))] == ["docs"]
 
 
+@pytest.mark.parametrize("is_postgres", [False, True])
+async def test_a_suffix_matches_no_label_of_the_tenant(
+    tmp_path: Path, url: str, is_postgres: bool
+) -> None:
+    async with open_storage(url if is_postgres else f"sqlite:{tmp_path / 'a.db'}") as storage:
+        store = TenantStore(storage.store, "t")
+        for namespace in (("a",), ("a", "b"), ("a", "b", "c")):
+            await store.aput(namespace, "k", {})
+        for suffix, namespaces in (
+            (("*", "a"), []),
+            (("tenant:t", "a"), []),
+            (("*", "b"), [("a", "b")]),
+            (("*", "*"), [("a", "b"), ("a", "b", "c")]),
+            (("*",), [("a",), ("a", "b"), ("a", "b", "c")]),
+        ):
+            assert await store.alist_namespaces(suffix=suffix) == namespaces
+        assert await store.alist_namespaces(prefix=("a",), suffix=("*", "c")) == [("a", "b", "c")]
+
+
+async def test_an_item_may_have_any_short_lifetime(url: str) -> None:
+    """PostgreSQL's store writes a short time as 6e-08, which PostgreSQL does not read."""
+    async with open_storage(url) as storage:
+        store = TenantStore(storage.store, "t")
+        await store.aput(("short",), "k", {"a": 1}, ttl=1e-9)
+        item = await store.aget(("short",), "k")
+        assert item is not None
+        assert item.value == {"a": 1}
+
+
 @pytest.mark.parametrize("version", ["3.0.4", "3.1.0", "3.1.1rc1", "2.0.11"])
 async def test_a_version_that_mixes_namespaces_is_refused_at_the_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str
