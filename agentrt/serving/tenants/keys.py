@@ -10,23 +10,27 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
+import os
 import re
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 
 from agentrt.errors import ConfigError
-from agentrt.files import read_json, replacing
+from agentrt.files import lock_beside, read_json, replacing, unlock
 from agentrt.serving.settings import fault_in
 from agentrt.serving.tenants.limits import Limits, read_limits
 
 TENANT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _KEY = re.compile(r"agentrt_([0-9a-f]{12})_([A-Za-z0-9_-]{43})")
 _LOOK_AGAIN_S = 1.0
+_LOCKED_WITHIN_S = 10.0
+_LOCK_PAUSE_S = 0.01
 _SHAPE = '{"tenants": {"NAME": {"keys": […], "weight": 1}}}'
 
 Hex = Annotated[str, StringConstraints(pattern="^([0-9a-f]{2})*$")]
@@ -109,8 +113,10 @@ class KeyRing:
             self._notice(f"the keys stay as they were: {error}")
 
     def _load(self) -> None:
+        # If the file changes between these two lines, it is read again at the next look.
+        stamp = _stamp(self._path) if self._path.exists() else None
         document = _read(self._path)
-        self._seen = _stamp(self._path)
+        self._seen = stamp
         tenants = _tenants_in(self._path, document)
         for name in tenants:
             _check_name(name, str(self._path))
@@ -133,23 +139,52 @@ def new_key(path: Path, tenant: str) -> str:
     """Add a new key for ``tenant`` to the file, and return the key.
 
     The file is created if it does not exist. The file gets only a hash of the key, so the returned
-    key cannot be read again. Raises `ConfigError` for an invalid name, or a file that cannot be
-    read or written.
+    key cannot be read again. If other processes add keys at the same time, they take turns. Raises
+    `ConfigError` for an invalid name, or a file that cannot be read or written.
     """
     _check_name(tenant, "agentrt keys new")
-    document = _read(path) if path.exists() else {"tenants": {}}
-    _tenants_in(path, document)
     name, secret, salt = secrets.token_hex(6), secrets.token_urlsafe(32), secrets.token_hex(16)
     entry = {"id": name, "salt": salt, "sha256": _digest(salt, secret)}
-    document["tenants"].setdefault(tenant, {}).setdefault("keys", []).append(entry)
+    if path.exists():  # report a file with the wrong content before a folder without a lock
+        _tenants_in(path, _read(path))
     try:
-        _write(path, json.dumps(document, indent=2) + "\n")
+        with _locked(path):
+            document = _read(path) if path.exists() else {"tenants": {}}
+            _tenants_in(path, document)
+            document["tenants"].setdefault(tenant, {}).setdefault("keys", []).append(entry)
+            _write(path, json.dumps(document, indent=2) + "\n")
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
         raise ConfigError(
             f"{path} cannot be written: {reason}; name a file that this user can write"
         ) from error
     return f"agentrt_{name}_{secret}"
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Keep other processes from changing the file during the ``with`` block. Waits for a process
+    that changes it now.
+
+    Raises `ConfigError` if the other process takes too long.
+    """
+    path = Path(os.path.realpath(path))
+    deadline = time.monotonic() + _LOCKED_WITHIN_S
+    while True:
+        try:
+            lock = lock_beside(path)
+            break
+        except BlockingIOError as error:
+            if time.monotonic() > deadline:
+                raise ConfigError(
+                    f"{path} has been locked by another process for {_LOCKED_WITHIN_S:g} s; try "
+                    f"again when no other process uses {path.name}.lock"
+                ) from error
+            time.sleep(_LOCK_PAUSE_S)
+    try:
+        yield
+    finally:
+        unlock(lock)
 
 
 def _check_name(tenant: str, where: str) -> None:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import stat
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +14,7 @@ import pytest
 
 from agentrt.errors import ConfigError
 from agentrt.serving.tenants import KeyRing, Limits, new_key
+from tests.doubles.forked_python import forked_python
 from tests.serving.local import MODEL, open_server
 from tests.serving.tenants.test_limits import Clock
 
@@ -44,6 +48,48 @@ def test_an_invalid_key_belongs_to_no_tenant(path: Path) -> None:
     ]
     wrong += [f"{head}_{other[21:]}", "schlüssel", "Bearer " + key]
     assert {ring.tenant_of(bad) for bad in wrong} == {None}
+
+
+def test_keys_that_are_made_at_the_same_time_are_all_stored(path: Path) -> None:
+    """In this process and in others. Each read the file before the others had written it."""
+    tenants = [f"tenant-{number}" for number in range(24)]
+    python = forked_python()
+
+    def made(tenant: str) -> str:
+        if int(tenant[7:]) % 3:
+            return new_key(path, tenant)
+        command = ["-m", "agentrt.cli", "keys", "new", tenant, "--file", str(path)]
+        run = subprocess.run([python, *command], stdout=subprocess.PIPE, text=True, check=True)
+        return run.stdout.strip()
+
+    with ThreadPoolExecutor(len(tenants)) as threads:
+        keys = list(threads.map(made, tenants))
+    ring = KeyRing(path)
+    assert [ring.tenant_of(key) for key in keys] == tenants
+    assert [file.name for file in path.parent.iterdir()] == [path.name]
+
+
+def test_a_change_while_the_file_is_read_is_seen_later(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A key that is revoked in this moment stayed valid until the next change of the file."""
+    clock = Clock()
+    key, other = new_key(path, "acme"), new_key(path, "other")
+    revoked = json.loads(path.read_text(encoding="utf-8"))
+    revoked["tenants"]["acme"]["keys"] = []
+    close = os.close
+
+    def change_after(number: int) -> None:
+        close(number)
+        monkeypatch.setattr(os, "close", close)
+        path.write_text(json.dumps(revoked), encoding="utf-8")
+
+    monkeypatch.setattr(os, "close", change_after)
+    ring = KeyRing(path, clock=clock)
+    assert ring.tenant_of(key) == "acme"
+    clock.now += 2.0
+    assert ring.tenant_of(key) is None
+    assert ring.tenant_of(other) == "other"
 
 
 def test_the_file_is_read_again(path: Path) -> None:
