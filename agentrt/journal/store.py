@@ -16,10 +16,11 @@ import json
 import sqlite3
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from queue import SimpleQueue
-from typing import IO, Any
+from typing import IO, Any, TypeVar, get_args, get_type_hints
 
 from agentrt.errors import JournalError, JournalWriteError
 from agentrt.files import lock_beside, unlock
@@ -32,6 +33,7 @@ from agentrt.journal.schema import (
     VIEW,
     Change,
     EndRow,
+    RecordedProgram,
     StartRow,
     Statement,
 )
@@ -74,7 +76,7 @@ class SQLiteStore(Store):
         self._reading = threading.Lock()
         try:
             self._open()
-        except (OSError, sqlite3.Error) as error:
+        except (OSError, sqlite3.Error, UnicodeDecodeError) as error:
             self._abandon()
             raise self._fault(error) from error
         except BaseException:
@@ -99,11 +101,18 @@ class SQLiteStore(Store):
         self._connection = sqlite3.connect(
             self._path, timeout=_BUSY_S, isolation_level=None, check_same_thread=False
         )
-        if not is_new:
+        if not is_new and not self._is_blank():
             self._check()
         self._execute("PRAGMA journal_mode=WAL")
         self._execute("PRAGMA synchronous=FULL")
-        self._make(is_new=is_new)
+        self._make(is_new=is_new or self._is_blank())
+
+    def _is_blank(self) -> bool:
+        """Return whether the file is a database with nothing in it, as after a process was killed,
+        or the disk was full, just after the file was created.
+        """
+        numbers = [self._execute(f"PRAGMA {name}") for name in ("application_id", "user_version")]
+        return numbers == [[(0,)], [(0,)]] and not self._execute("SELECT 1 FROM sqlite_master")
 
     def _check(self) -> None:
         """Raise `JournalError` if the file is damaged, or not a journal of this version."""
@@ -153,7 +162,7 @@ class SQLiteStore(Store):
                 raise JournalError(f"journal {self.name} is closed")
             try:
                 return self._execute(statement, values)
-            except sqlite3.Error as error:
+            except (sqlite3.Error, UnicodeDecodeError) as error:
                 raise self._fault(error) from error
 
     def write(self, changes: Iterable[Change]) -> None:
@@ -188,6 +197,9 @@ class SQLiteStore(Store):
             return JournalError(f"{self.name} is not a journal; name another file")
         if code is not None and code & 0xFF == sqlite3.SQLITE_CORRUPT:
             return _corrupt(self.name, text)
+        # Python's module raises one or the other.
+        if isinstance(error, UnicodeDecodeError) or text.startswith("Could not decode to UTF-8"):
+            return _corrupt(self.name, "a text is not UTF-8")
         if any(word in text for word in _BUSY):
             return JournalError(
                 f"journal {self.name} is locked by another program; wait until that program ends"
@@ -242,7 +254,57 @@ def raw_rows(store: Store, program_id: str) -> tuple[list[StartRow], list[EndRow
         store.query(f"SELECT * FROM {table} WHERE program = ?", (program_id,))
         for table in ("agentrt_starts", "agentrt_ends")
     )
-    return [StartRow(*row) for row in starts], [EndRow(*row) for row in ends]
+    return rows_of(store, StartRow, starts), rows_of(store, EndRow, ends)
+
+
+Row = TypeVar("Row", bound=tuple[Any, ...])
+_AS_JSON: Mapping[type[Any], Sequence[str]] = {
+    RecordedProgram: ("input", "options"),
+    StartRow: ("request",),
+    EndRow: ("account",),
+}
+"""For each kind of row, the fields with JSON that no checksum protects. They may be empty."""
+_FAR = 1e12
+"""A time after the year 33,000, in seconds since 1970."""
+
+
+def rows_of(store: Store, kind: type[Row], rows: Iterable[Sequence[Any]]) -> list[Row]:
+    """Return the rows of a query as rows of ``kind``, a named tuple.
+
+    Raises `JournalError` for a damaged row: a value of a wrong type, a time that is too far away,
+    or JSON that cannot be read.
+    """
+    checks, as_json = _checks_of(kind), _AS_JSON.get(kind, ())
+    for row in rows:
+        for (name, types), value in zip(checks, row, strict=False):
+            fault = None
+            if not isinstance(value, types):
+                fault = "has a wrong type"
+            elif isinstance(value, float) and not abs(value) < _FAR:
+                fault = f"is not a time: {value}"
+            elif name in as_json and value:
+                fault = _json_fault(str(value))
+            if fault is not None:
+                raise _corrupt(store.name, f"the field {name} of run {row[0]!r} {fault}")
+    return [kind(*row) for row in rows]
+
+
+@cache
+def _checks_of(kind: type[Any]) -> list[tuple[str, tuple[type, ...]]]:
+    """Return the name and the types of each field of a named tuple."""
+    hints = get_type_hints(kind)
+    types = {name: get_args(hint) or (hint,) for name, hint in hints.items()}
+    return [(name, (*each, int) if float in each else each) for name, each in types.items()]
+
+
+def _json_fault(text: str) -> str | None:
+    try:
+        json.loads(text)
+    except ValueError as error:
+        return f"is not JSON: {error}"
+    except RecursionError:  # a deep value, which its reader reports
+        pass
+    return None
 
 
 # -- the thread that writes ------------------------------------------------------------------------
@@ -365,4 +427,11 @@ def clock_statements(reading: ClockReading) -> tuple[Statement, Statement]:
 
 def _last_reading(store: Store) -> ClockReading | None:
     rows = store.query("SELECT value FROM agentrt_journal WHERE key = 'clock'")
-    return ClockReading(*json.loads(rows[0][0])) if rows else None
+    if not rows:
+        return None
+    try:
+        boot, *times = json.loads(rows[0][0])
+        since_boot, now, shift = map(float, times)
+    except (ValueError, TypeError) as error:
+        raise _corrupt(store.name, f"the reading of its clock is {rows[0][0]!r:.80}") from error
+    return ClockReading(boot, since_boot, now, shift)

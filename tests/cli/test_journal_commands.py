@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import sqlite3
 import subprocess
 import sys
 from contextlib import closing
@@ -257,3 +258,27 @@ def test_mistakes(journal: Path, write: Write, refused: Refused, tmp_path: Path)
     refused(*fork, "--at", "0#1", says=["takes no input"])
     write("@program\nasync def another(ctx): return ctx.now()\n")
     refused(*fork, "--at", "0#1", says=["'another'", "main-1", "'main'"])
+
+
+@pytest.mark.parametrize(
+    ("damage", "says"),
+    [
+        ("UPDATE agentrt_starts SET asked = substr(asked, 3) WHERE kind = 'call'", "is not JSON"),
+        ("UPDATE agentrt_starts SET started = 'tea'", "started of run 'main-1' has a wrong type"),
+        ("UPDATE agentrt_starts SET name = CAST(x'c328' AS TEXT)", "not UTF-8"),
+        ("UPDATE agentrt_ends SET account = '{' WHERE account <> ''", "is not JSON"),
+        ("UPDATE agentrt_ends SET parents = x'00'", "parents of run 'main-1' has a wrong type"),
+        ("UPDATE agentrt_programs SET options = '{\"fork'", "is not JSON"),
+        ("UPDATE agentrt_programs SET started = 1e300", "is not a time"),
+        ("UPDATE agentrt_journal SET value = '{' WHERE key = 'clock'", "the reading of its clock"),
+    ],
+)
+def test_a_damaged_row_is_named(journal: Path, refused: Refused, damage: str, says: str) -> None:
+    """A bit that flips on a disk is no bug of agentrt, which each of these was."""
+    with closing(sqlite3.connect(journal)) as writer:
+        writer.execute(damage)
+        writer.commit()
+    for command in (["ls"], ["show", "main-1", "--full"], ["diff", "main-1", "main-1"], ["why"]):
+        name, *rest = command
+        wanted = ["is damaged or cut off", says, "restore an undamaged copy"]
+        refused("journal", name, journal, *rest, says=wanted)

@@ -71,6 +71,16 @@ async def test_an_empty_file_is_a_new_journal(tmp_path: Path) -> None:
     await made(tmp_path / "j", calls=1)
 
 
+async def test_a_file_whose_creation_was_interrupted_is_a_new_journal(tmp_path: Path) -> None:
+    """The process was killed, or the disk was full, before the tables were written."""
+    with closing(sqlite3.connect(tmp_path / "j")) as writer:
+        writer.execute("PRAGMA journal_mode=WAL")
+    assert (tmp_path / "j").stat().st_size
+    await made(tmp_path / "j", calls=1)
+    with closing(ReadingStore(tmp_path / "j")) as store:
+        assert [program.program.id for program in histories(store, limit=9)] == ["main-1"]
+
+
 async def test_another_version(tmp_path: Path) -> None:
     await made(tmp_path / "j", calls=1)
     execute(tmp_path / "j", f"PRAGMA user_version={VERSION + 1}")

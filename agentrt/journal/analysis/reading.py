@@ -18,7 +18,7 @@ from typing import NamedTuple
 from agentrt.errors import JournalError, UsageError
 from agentrt.journal.past import PastNode, nodes_of
 from agentrt.journal.schema import OPEN, ROOT, EndRow, RecordedProgram, StartRow
-from agentrt.journal.store import SQLiteStore, Store, raw_rows, shift_of
+from agentrt.journal.store import SQLiteStore, Store, raw_rows, rows_of, shift_of
 
 _STATE = f"COALESCE(e.state, '{OPEN}')"
 _LISTED = f"""SELECT p.id, p.type, p.tenant, p.content, p.options, p.started, {_STATE}, e.ended
@@ -116,7 +116,7 @@ def listed(
     where = " AND ".join(["1 = 1", *(f"{name} = ?" for name in wanted)])
     query = f"{_LISTED} WHERE {where} ORDER BY p.started DESC LIMIT ?"
     shift = shift_of(store)
-    rows = [Listed(*row) for row in store.query(query, [*wanted.values(), limit])]
+    rows = rows_of(store, Listed, store.query(query, [*wanted.values(), limit]))
     return [
         row._replace(
             started=row.started + shift, ended=None if row.ended is None else row.ended + shift
@@ -152,7 +152,7 @@ def read_row(store: Store, program_id: str) -> RecordedProgram:
         ids = [row[0] for row in store.query("SELECT id FROM agentrt_programs ORDER BY started")]
         way = _suggestion(program_id, ids) if ids else "it has no runs"
         raise JournalError(f"journal {store.name} has no run {program_id!r}; {way}")
-    row = RecordedProgram(*rows[0])
+    (row,) = rows_of(store, RecordedProgram, rows)
     return row._replace(started=row.started + shift_of(store))
 
 
