@@ -10,6 +10,7 @@ import inspect
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from functools import lru_cache
 from typing import Annotated, Any, get_type_hints
 
@@ -174,6 +175,8 @@ def mistake_in(value: Any, schema: Mapping[str, Any]) -> str | None:
         return f"the schema has a reference outside of itself: {error}"[:500]
     except RecursionError:
         return "the value or its schema is nested too deeply"
+    except _UNCHECKED as error:
+        return f"the value cannot be checked: {type(error).__name__}: {error}"[:500]
     return None
 
 
@@ -185,7 +188,17 @@ def mistake_in_schema(schema: Mapping[str, Any]) -> str | None:
         _validator(json.dumps(schema))
     except SchemaError as error:
         return _placed(error)[:500]
+    except RecursionError:
+        return "it is nested too deeply"
+    except _UNCHECKED as error:
+        return f"it cannot be read: {type(error).__name__}: {error}"[:500]
     return None
+
+
+_UNCHECKED = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
+"""Errors that jsonschema raises for some schemas and values that it does not expect, such as a
+number that is too large for ``multipleOf``, or a reference to a part that is not a schema.
+"""
 
 
 def _placed(error: Any) -> str:
@@ -213,10 +226,62 @@ def _validator(schema: str) -> Any:
     from jsonschema.validators import validator_for
     from referencing import Registry
 
-    parsed = json.loads(schema)
+    parsed = _for_python(json.loads(schema))
     validator = validator_for(parsed)
     validator.check_schema(parsed)
     return validator(parsed, registry=Registry())
+
+
+# -- patterns ------------------------------------------------------------------------------
+# The patterns of JSON schemas are regular expressions of JavaScript. Python has other words for
+# some of their parts, and lacks others.
+
+_DATA = ("const", "default", "enum", "examples")
+_NAMED_SCHEMAS = ("$defs", "definitions", "dependentSchemas", "properties", "patternProperties")
+_OF_JAVASCRIPT = re.compile(r"\\[pP]\{|\\u\{|\\c[A-Za-z]|\[\^?\]|\(\?[ims-]+:")
+_GROUP, _REFERENCE = re.compile(r"\(\?<(?![=!])"), re.compile(r"\\k<(\w+)>")
+
+
+def _for_python(schema: Any) -> Any:
+    """Return a schema with its patterns as Python writes them. A pattern that only JavaScript can
+    match is left out, so that any text fits it.
+    """
+    if isinstance(schema, list):
+        return list(map(_for_python, schema))
+    if not isinstance(schema, dict):
+        return schema
+    changed = {
+        key: value
+        if key in _DATA
+        else {name: _for_python(inner) for name, inner in value.items()}
+        if key in _NAMED_SCHEMAS and isinstance(value, dict)
+        else _for_python(value)
+        for key, value in schema.items()
+    }
+    if isinstance(text := changed.get("pattern"), str):
+        if (pattern := _pattern_of(text)) is None:
+            del changed["pattern"]
+        else:
+            changed["pattern"] = pattern
+    if isinstance(named := changed.get("patternProperties"), dict):
+        changed["patternProperties"] = {
+            # An unknown pattern may match any property, so it must not count as additional.
+            ("^" if pattern is None else pattern): ({} if pattern is None else inner)
+            for pattern, inner in ((_pattern_of(text), inner) for text, inner in named.items())
+        }
+    return changed
+
+
+def _pattern_of(text: str) -> str | None:
+    """Return a pattern as Python writes it; None for a pattern that only JavaScript can match. A
+    pattern that neither can read is returned unchanged.
+    """
+    pattern = _REFERENCE.sub(r"(?P=\1)", _GROUP.sub("(?P<", text))
+    for candidate in (text, pattern):
+        with suppress(re.error):
+            re.compile(candidate)
+            return candidate
+    return None if _OF_JAVASCRIPT.search(text) else text
 
 
 def model_name(name: str) -> str:

@@ -66,6 +66,11 @@ def test_a_model_comes_back_as_that_model() -> None:
         (answer_form(), 42, "42 is not of type 'string'"),
         (answer_form(choices=["a", "b"]), "c", "'c' is not one of ['a', 'b']"),
         (answer_form({"type": "integer"}), "many", "'many' is not of type 'integer'"),
+        (
+            answer_form({"type": "number", "multipleOf": 0.01}),
+            10**400,
+            "the value cannot be checked: OverflowError",
+        ),
         (answer_form(Order), {"cups": 1}, "'drink' is a required property"),
         (answer_form(Order), {"drink": "tea", "cups": 10}, "cups: Value error, we have nine cups"),
         (answer_form(Order), {"drink": "tea", "by": "soon"}, "by: Input should be a valid date"),
@@ -81,6 +86,8 @@ def test_what_does_not_fit_is_named(form: Any, given: Any, why: str) -> None:
     ("given", "why"),
     [
         ({"schema": {"type": "text"}}, "a question's schema: $.type: 'text' is not valid"),
+        ({"schema": {"$schema": 5}}, "a question's schema: it cannot be read"),
+        ({"schema": {"pattern": "("}}, "a question's schema: $.pattern: '(' is not a 'regex'"),
         ({"schema": Thread}, "a question's schema: Thread has no JSON schema;"),
         ({"choices": []}, "choices must be a list with at least one choice, not []"),
         ({"choices": "yes"}, "choices must be a list with at least one choice, not 'yes'"),

@@ -210,6 +210,8 @@ async def test_wrong_arguments_reach_no_transport() -> None:
         ({"$ref": "#/gone"}, "has a reference outside of itself"),
         ({"$ref": "http://127.0.0.1:1/x"}, "has a reference outside of itself"),
         ({"$ref": "#"}, "nested too deeply"),
+        ({"$ref": "#/minLength", "minLength": 4}, "the value cannot be checked"),
+        ({"$schema": []}, "the value cannot be checked"),
     ],
 )
 async def test_a_schema_that_lies_is_the_tools_fault_and_said(
@@ -221,6 +223,27 @@ async def test_a_schema_that_lies_is_the_tools_fault_and_said(
     call = Call(Scripted(7), result_schema=schema)
     with pytest.raises(ToolResultError, match=says):
         await call.run()
+
+
+@pytest.mark.parametrize(
+    ("schema", "fits", "wrong"),
+    [
+        ({"properties": {"name": {"type": "string", "pattern": r"^\p{L}+$"}}}, "Zoë", 5),
+        ({"properties": {"name": {"pattern": r"^(?<one>.)\k<one>$"}}}, "oo", "ox"),
+        ({"properties": {"name": {"pattern": "(?<=a)b|[^]c", "maxLength": 2}}}, "ab", "abc"),
+        ({"patternProperties": {r"^\p{L}": {}}, "additionalProperties": False}, "", None),
+        ({"properties": {"name": {"enum": [{"pattern": r"\p{L}"}]}}}, {"pattern": r"\p{L}"}, "x"),
+    ],
+)
+async def test_patterns_of_javascript_refuse_no_call(
+    schema: dict[str, Any], fits: Any, wrong: Any
+) -> None:
+    """A JSON schema's patterns are JavaScript's. Python cannot match all of them."""
+    call = Call(Scripted(7), spec=ToolSpec("drill", "", schema))
+    assert await call.run(name=fits) == 7
+    if wrong is not None:
+        with pytest.raises(ToolArgumentsError, match=r"wrong arguments: \$\.name"):
+            await call.run(name=wrong)
 
 
 async def test_a_result_that_is_not_what_the_tool_promises_is_none() -> None:
