@@ -15,6 +15,7 @@ from agentrt.errors import ConfigError, ToolUnavailableError
 from agentrt.interrupts.events import Event, Subscription
 from agentrt.program import Program
 from agentrt.serving.programs.bodies import RunRequest
+from agentrt.serving.programs.left import input_of
 from agentrt.serving.programs.runs import ProgramRuns, ServedRun
 from agentrt.serving.server import Api, Served, ServedProgram, Server
 from agentrt.serving.tenants import BusyError
@@ -27,7 +28,8 @@ class Trigger:
     """A trigger: each event of ``topic`` starts ``program`` for ``tenant``.
 
     At most ``most`` of these programs run at the same time; further events are refused. The
-    program's input is ``{"topic": …, "payload": …}``.
+    program's input is ``{"topic": …, "payload": …}``, converted to the type that the program
+    expects. An event that cannot be converted is refused.
     """
 
     topic: str
@@ -100,11 +102,12 @@ class Firing:
         elif len(self._live) >= trigger.most:
             self._refuse(event, f"{trigger.most} programs of this trigger run already")
         else:
-            program_input = {"topic": event.topic, "payload": event.payload}
-            body = RunRequest(input=program_input, deadline=None, wait=False)
+            body = RunRequest(deadline=None, wait=False)
             try:
+                accepted = self._program.accept_input(input_of(event))
+                body = body.model_copy(update={"input": accepted})
                 served_run = self._runs.start(self._program, trigger.tenant, body, event)
-            except BusyError as error:
+            except (BusyError, ConfigError) as error:
                 self._refuse(event, str(error))
                 return
             self._live.add(served_run)

@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any
 
 import pytest
+from pydantic import BaseModel, BeforeValidator
 
 from agentrt import Context, Event, Runtime, program
 from agentrt.errors import ConfigError, ToolUnavailableError
+from agentrt.graph import NodeKind
+from agentrt.journal import Journal
+from agentrt.journal.store import SQLiteStore
 from agentrt.runtime.events import ProgramStarted, RunEnded
+from agentrt.runtime.run import Run
+from agentrt.serving.programs.api import api as programs
 from agentrt.serving.programs.bodies import RunRequest
 from agentrt.serving.programs.runs import ProgramRuns
 from agentrt.serving.server import ServedProgram, Server
@@ -34,7 +43,40 @@ async def reacts(ctx: Context, event: dict[str, Any]) -> Any:
 async def deaf(ctx: Context) -> None: ...
 
 
-SERVED = {"reacts": ServedProgram(reacts, "x.py"), "deaf": ServedProgram(deaf, "x.py")}
+class Reading(BaseModel):
+    degrees: int
+
+
+class Alarm(BaseModel):
+    """Only a part of an event."""
+
+    payload: Reading
+
+
+@program
+async def typed(ctx: Context, alarm: Alarm) -> int:
+    if alarm.payload.degrees == 451:
+        await ctx.sleep(3600)
+    if alarm.payload.degrees == 99:
+        raise ValueError("too hot")
+    return alarm.payload.degrees + 1
+
+
+def parsed(event: Any) -> Any:
+    return {"payload": json.loads(event["payload"])}
+
+
+@program
+async def text(ctx: Context, alarm: Annotated[Alarm, BeforeValidator(parsed)]) -> None:
+    await typed(ctx, alarm)
+
+
+SERVED = {
+    "typed": ServedProgram(typed, "x.py"),
+    "text": ServedProgram(text, "x.py"),
+    "reacts": ServedProgram(reacts, "x.py"),
+    "deaf": ServedProgram(deaf, "x.py"),
+}
 
 
 class Log:
@@ -42,12 +84,14 @@ class Log:
 
     def __init__(self, runtime: Runtime) -> None:
         self.runtime, self.ended, self.tenants = runtime, 0, list[str]()
+        self.runs = list[Run]()
         self._changed = asyncio.Event()
         runtime.listen(self.saw)
 
     def saw(self, event: object) -> None:
         if isinstance(event, ProgramStarted):
-            self.tenants.append(self.runtime.runs[event.program_id].row.tenant)
+            self.runs.append(self.runtime.runs[event.program_id])
+            self.tenants.append(self.runs[-1].row.tenant)
         self.ended += isinstance(event, RunEnded)
         self._changed.set()
 
@@ -131,6 +175,57 @@ async def test_a_program_that_fails_says_why() -> None:
     assert why.endswith("failed: ValueError: no idea")
 
 
+async def test_an_event_has_the_type_that_the_program_expects() -> None:
+    """1 One that fits is converted. 2 One that does not fit starts nothing. 3 The event of a
+    program that fails is the whole event."""
+    source = ByHand(Event("a", {"degrees": "80"}), Event("b", "hot"), Event("c", {"degrees": 99}))
+    async with served(source, Trigger("#", "typed")) as (_, log):
+        await log.until(ended=2)
+        await refused(source)
+    assert [run.result for run in log.runs] == [81, None]
+    events = {event.topic: (event.payload, why) for event, why, _, _ in source.refused}
+    assert events.keys() == {"b", "c"}
+    assert events["b"][0] == "hot"
+    assert "'alarm' must be" in events["b"][1]
+    assert events["c"][0] == {"degrees": 99}
+    assert events["c"][1].endswith("failed: ValueError: too hot")
+
+
+@pytest.mark.parametrize("payload", [{"degrees": 451}, b'{"degrees": 451}'])
+async def test_a_resumed_run_still_knows_its_event(tmp_path: Path, payload: Any) -> None:
+    """1 A run waits when the server is killed. 2 The next server resumes it from the journal. 3 It
+    is cancelled, so its event is refused, as it came, though the program got only a part of it."""
+
+    @asynccontextmanager
+    async def opened(path: Path, source: ByHand, *triggers: Trigger) -> AsyncIterator[Runtime]:
+        async with (
+            await Journal.open(lambda: SQLiteStore(path / "j")) as journal,
+            Runtime(ScriptedExecutor(), events=source, journal=journal) as runtime,
+        ):
+            server = Server(runtime, ("m",), SERVED)
+            async with programs(server), api_with(triggers, lambda line: None)(server):
+                yield runtime
+
+    (tmp_path / "first").mkdir()
+    source, name = ByHand(Event("a", payload)), "text" if isinstance(payload, bytes) else "typed"
+    async with opened(tmp_path / "first", source, Trigger("#", name)) as runtime:
+        async with asyncio.timeout(60):
+            while not runtime.runs:
+                await asyncio.sleep(0)
+            [run] = runtime.runs.values()
+            while not any(node.kind is NodeKind.EVENT for node in run.dag.nodes()):
+                await asyncio.sleep(0)
+        assert runtime.journal is not None
+        await runtime.journal.written()
+        shutil.copytree(tmp_path / "first", tmp_path / "second")
+    after = ByHand()
+    async with opened(tmp_path / "second", after) as runtime:
+        [run] = runtime.runs.values()
+        run.cancel()
+        await refused(after)
+    assert [event for event, *_ in after.refused] == [Event("a", payload)]
+
+
 async def test_a_stopping_server_accepts_no_new_events() -> None:
     source = ByHand()
     async with served(source, Trigger("#", "reacts")) as (server, log):
@@ -161,7 +256,9 @@ async def test_a_broker_that_is_absent_is_tried_again() -> None:
 
 
 def test_only_programs_with_an_input_can_be_started() -> None:
-    with pytest.raises(ConfigError, match=r"unknown program; served programs: reacts, deaf"):
+    with pytest.raises(
+        ConfigError, match=r"unknown program; served programs: typed, text, reacts, deaf"
+    ):
         program_of(Trigger("#", "nobody"), SERVED)
     with pytest.raises(
         ConfigError, match=r"the program takes no input, .*; write async def deaf\(ctx, event\)"

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import logging
+from base64 import b64decode, b64encode
 from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
 from agentrt.errors import text_of
+from agentrt.interrupts.events import Event
 from agentrt.journal import Journal
 from agentrt.journal.codec import UnkeptError, loads
 from agentrt.journal.past import PastNode
@@ -33,16 +35,41 @@ class LeftRun:
     durable: Durable
 
 
-def durable_of(body: RunRequest, now: float, *, by_event: bool = False) -> Durable:
+def durable_of(body: RunRequest, now: float, event: Event | None = None) -> Durable:
     """Return how a run is recorded in the journal.
 
     The recorded deadline is a time of the journal's clock, which shows ``now`` (seconds).
-    ``by_event`` says that an event started the run.
+    ``event`` is the event that started the run, if any.
     """
     until = None if body.deadline is None else now + body.deadline
     waits = body.wait or body.stream
-    options = {"waits": waits, "until": until} | ({"event": True} if by_event else {})
+    options: dict[str, Any] = {"waits": waits, "until": until}
+    if event is not None:
+        # Usually the input is the event. It is not recorded twice.
+        options["event"] = body.input == input_of(event) or _recorded(event)
     return Durable(options=options, skips=waits)
+
+
+def input_of(event: Event) -> dict[str, Any]:
+    """Return an event as the input of the program that it starts."""
+    return {"topic": event.topic, "payload": event.payload}
+
+
+def event_of(left: LeftRun) -> Event | None:
+    """Return the event that started a run; None if it was started otherwise."""
+    recorded = left.durable.options.get("event")
+    if not recorded:
+        return None
+    if recorded is True:
+        return Event(**left.body.input)
+    payload = b64decode(recorded["base64"]) if "base64" in recorded else recorded["payload"]
+    return Event(recorded["topic"], payload)
+
+
+def _recorded(event: Event) -> dict[str, Any]:
+    if isinstance(event.payload, bytes):
+        return {"topic": event.topic, "base64": b64encode(event.payload).decode()}
+    return input_of(event)
 
 
 async def left_runs(journal: Journal, types: Collection[str]) -> list[LeftRun]:

@@ -24,7 +24,7 @@ from agentrt.runtime.events import Event, NodeChanged, NodeEnded, NodeStarted, R
 from agentrt.runtime.run import Run, RunState, cancel_until_ended
 from agentrt.serving.error_responses import ApiError, failure
 from agentrt.serving.programs.bodies import RunRequest
-from agentrt.serving.programs.left import LeftRun, durable_of
+from agentrt.serving.programs.left import LeftRun, durable_of, event_of
 from agentrt.serving.questions.server_questions import QuestionView
 from agentrt.serving.server import Server
 from agentrt.serving.submit.limits import SubmittedProgramError
@@ -134,7 +134,7 @@ class ProgramRuns:
         tenants.ask(tenant)
         if durable is None and any(program is native for native in self._server.native.values()):
             now = self._runtime.steady.now()
-            durable = durable_of(body, now, by_event=event is not None)
+            durable = durable_of(body, now, event)
         return self._begin(program, tenant, body, durable, event)
 
     def go_on(self, program: Program, left: LeftRun) -> ServedRun:
@@ -142,8 +142,7 @@ class ProgramRuns:
 
         The tenant's limits are not checked again, because the run was admitted when it started.
         """
-        event = HappenedEvent(**left.body.input) if left.durable.options.get("event") else None
-        return self._begin(program, left.tenant, left.body, left.durable, event)
+        return self._begin(program, left.tenant, left.body, left.durable, event_of(left))
 
     def _begin(
         self,
