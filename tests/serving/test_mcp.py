@@ -328,6 +328,35 @@ async def test_errors_without_a_text_or_a_field_are_results_too() -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
+async def test_half_a_surrogate_pair_is_replaced_in_all_that_is_sent(mode: str) -> None:
+    """UTF-8 has none, so the client got no answer."""
+
+    @program
+    async def broken(ctx: Context) -> None:
+        answer = await ctx.human("Which \ud800?", choices=["a\ud800", "b"])
+        raise ValueError(f"{answer}: half \ud800")
+
+    asked = []
+
+    async def answer(context: ClientRequestContext, params: Any) -> ElicitResult:
+        asked.append((params.message, params.requested_schema["properties"]["answer"]["enum"]))
+        async with httpx.AsyncClient() as http:
+            listed = (await http.get(f"{at.url}/v1/questions")).json()["data"]
+        asked.append((listed[0]["question"], listed[0]["schema"]["enum"]))
+        return ElicitResult(action="accept", content={"answer": "b"})
+
+    async def progressed(progress: float, total: float | None, message: str | None) -> None: ...
+
+    async with (
+        serving(None, {"broken": ServedProgram(broken, "test")}) as at,
+        at.client(mode, elicitation_callback=answer) as client,
+    ):
+        result = await client.call_tool("broken", {}, progress_callback=progressed)
+    assert asked == [("Which ??", ["a?", "b"])] * 2
+    assert text_of(result) == "ValueError: b: half ?"
+
+
+@pytest.mark.parametrize("mode", MODES)
 async def test_questions_are_asked_of_the_client(local: Local, mode: str) -> None:
     """The second one until the answer fits."""
     human = answering({"answer": "red"}, {"answer": 0}, {"answer": 2})

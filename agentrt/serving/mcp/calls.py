@@ -283,7 +283,12 @@ class Calls:
 
 def _about(node: Node) -> str:
     """Return a node's name and state, for the user of the client."""
-    return f"{node.name}: {node.state}"
+    return _sendable(f"{node.name}: {node.state}")
+
+
+def _sendable(text: str) -> str:
+    """Return a text without lone surrogates. The SDK cannot encode them, and would send nothing."""
+    return text.encode("utf-8", "replace").decode()
 
 
 # -- results ------------------------------------------------------------------------------
@@ -325,7 +330,8 @@ def _text_of(value: Any) -> str:
 
 
 def _error(text: str, meta: dict[str, Any] | None = None) -> CallToolResult:
-    return CallToolResult(content=[TextContent(type="text", text=text)], is_error=True, _meta=meta)
+    content = [TextContent(type="text", text=_sendable(text))]
+    return CallToolResult(content=[*content], is_error=True, _meta=meta)
 
 
 # -- questions ----------------------------------------------------------------------------
@@ -343,8 +349,8 @@ def _can_be_asked(client: ClientCapabilities | None) -> bool:
 
 def _params_of(question: QuestionView) -> ElicitRequestFormParams:
     """Return the form that asks the client a question."""
-    form = _form_of(question.form.schema)
-    return ElicitRequestFormParams(message=question.text, requested_schema=form)
+    form = to_json(_form_of(question.form.schema))
+    return ElicitRequestFormParams(message=_sendable(question.text), requested_schema=form)
 
 
 def _answer_in(question: QuestionView, result: ElicitResult) -> Any:

@@ -13,7 +13,6 @@ from dataclasses import replace
 from typing import Annotated, Any, TypeVar
 
 from fastapi import APIRouter, HTTPException, Query
-from fastapi.responses import JSONResponse
 
 from agentrt.errors import JournalError, JournalWriteError
 from agentrt.journal.analysis.comparison import comparison
@@ -27,6 +26,7 @@ from agentrt.journal.past import PastNode
 from agentrt.journal.schema import KINDS, ROOT
 from agentrt.journal.store import Store
 from agentrt.request.spans import Cause
+from agentrt.serving.langgraph import responses
 from agentrt.serving.middleware import VisibleTenant
 from agentrt.serving.observability.program_log import ProgramLog
 from agentrt.serving.observability.status import clipped
@@ -76,19 +76,19 @@ class JournalRoutes:
             ("/journal/why", self.why),
             ("/journal/diff", self.diff),
         ):
-            router.get(path, response_class=JSONResponse, responses=_RESPONSES)(handler)
+            router.get(path, response_class=responses.JSON, responses=_RESPONSES)(handler)
 
     async def programs(
         self,
         tenant: VisibleTenant,
         type: Annotated[str | None, Query(max_length=200, pattern=_TEXT)] = None,
         limit: Annotated[int, Query(ge=1, le=_MOST_LISTED)] = 100,
-    ) -> JSONResponse:
+    ) -> responses.JSON:
         """List recorded programs, newest first."""
         rows = await self._read(lambda store: listed(store, limit=limit, tenant=tenant, type=type))
-        return JSONResponse({"programs": [_row_json(row) for row in rows]})
+        return responses.JSON({"programs": [_row_json(row) for row in rows]})
 
-    async def why(self, tenant: VisibleTenant, program: ProgramId) -> JSONResponse:
+    async def why(self, tenant: VisibleTenant, program: ProgramId) -> responses.JSON:
         """Explain where the time of a recorded program went, and why its calls missed the prefix
         cache.
         """
@@ -104,11 +104,11 @@ class JournalRoutes:
                 misses = [replace(miss, by=_masked(miss.by, seen)) for miss in misses]
             return _shortened(why_json(recorded, pieces, misses), drawn(pieces, MOST_PIECES))
 
-        return JSONResponse(await self._read(work))
+        return responses.JSON(await self._read(work))
 
     async def diff(
         self, tenant: VisibleTenant, program: ProgramId, other: ProgramId
-    ) -> JSONResponse:
+    ) -> responses.JSON:
         """Compare two recorded programs: their differences, and the graphs of both."""
 
         def work(store: Store) -> JSON:
@@ -116,7 +116,7 @@ class JournalRoutes:
                 _check(store, tenant, program_id)
             return _diff_json(history(store, program), history(store, other))
 
-        return JSONResponse(await self._read(work))
+        return responses.JSON(await self._read(work))
 
     async def _read(self, work: Callable[[Store], T]) -> T:
         journal = self._server.runtime.journal

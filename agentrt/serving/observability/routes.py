@@ -10,7 +10,6 @@ new snapshot.
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass, field
 from typing import Annotated, Any, TypeVar
@@ -26,6 +25,7 @@ from agentrt.runtime.run import Run
 from agentrt.serving.error_responses import OpenAIRoute
 from agentrt.serving.former import FormerPath
 from agentrt.serving.keep_alive import NEVER_S
+from agentrt.serving.langgraph import responses
 from agentrt.serving.middleware import VisibleTenant
 from agentrt.serving.observability.engines import EnginesView, SnapshotPoller
 from agentrt.serving.observability.metrics import Collected, gauges, of_tenant
@@ -77,7 +77,7 @@ class Observability:
         for path, now in (self._runs.now, True), (self._runs.former, False):
             route = OpenAIRoute if now else None
             options: dict[str, Any] = {"deprecated": not now, "route_class_override": route}
-            router.add_api_route(path, self.runs, response_class=JSONResponse, **options)
+            router.add_api_route(path, self.runs, response_class=responses.JSON, **options)
             options["responses"] = {404: {"description": "Unknown run"}}
             router.add_api_route(f"{path}/{{run_id:path}}", self.run, **options)
         self._recorded.add_to(router)
@@ -156,7 +156,7 @@ class Observability:
         session: Annotated[str | None, Query(max_length=300)] = None,
         limit: Annotated[int, Query(ge=1, le=_MOST_ROWS)] = 100,
         offset: Annotated[int, Query(ge=0, le=1_000_000)] = 0,
-    ) -> JSONResponse:
+    ) -> responses.JSON:
         """List live runs, oldest first, and recently ended runs, newest first.
 
         ``limit`` and ``offset`` select a page of both lists. ``live`` and ``ended`` in the answer
@@ -173,7 +173,7 @@ class Observability:
             live = render.programs(filter(wanted, self._log.live.values()), state)
             ended = render.programs(filter(wanted, reversed(self._log.ended.values())), state)
         page = slice(offset, offset + limit)
-        return JSONResponse(
+        return responses.JSON(
             {
                 "at": render.now,
                 "live": len(live),
@@ -186,7 +186,7 @@ class Observability:
             headers=self._runs.headers(request),
         )
 
-    async def run(self, request: Request, tenant: VisibleTenant, run_id: str) -> JSONResponse:
+    async def run(self, request: Request, tenant: VisibleTenant, run_id: str) -> responses.JSON:
         """Return a run and its execution graph."""
         run = self._find(tenant, run_id)
         view = await self._poller.fresh(_VIEW_S)
@@ -194,7 +194,7 @@ class Observability:
             graph = self._renderer(view, tenant).graph(run)
         if not self._runs.is_used(request):
             graph["run"] = graph.pop("program")
-        return JSONResponse(graph, headers=self._runs.headers(request))
+        return responses.JSON(graph, headers=self._runs.headers(request))
 
     async def events(
         self, tenant: VisibleTenant, program: Annotated[str | None, Query(max_length=300)] = None
@@ -427,4 +427,4 @@ def _changed(sent: dict[K, JSON], rendered: Iterable[tuple[K, JSON, bool]]) -> l
 
 
 def _event(name: str, body: dict[str, Any]) -> ServerSentEvent:
-    return ServerSentEvent(json.dumps(body, separators=(",", ":")), event=name)
+    return ServerSentEvent(responses.encode(body).decode(), event=name)

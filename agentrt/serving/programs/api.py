@@ -7,7 +7,6 @@ streams the run's events, or asks for the run's state.
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import math
 from collections.abc import AsyncGenerator, AsyncIterator
@@ -31,7 +30,7 @@ from agentrt.scheduler.table import ProgramState, state_of
 from agentrt.serving.error_responses import ApiError, OpenAIRoute, client_gone
 from agentrt.serving.former import FormerPath
 from agentrt.serving.keep_alive import NEVER_S
-from agentrt.serving.langgraph.responses import to_json
+from agentrt.serving.langgraph.responses import JSON, encode, to_json
 from agentrt.serving.middleware import tenant_of
 from agentrt.serving.programs.bodies import Label, RunRequest, Strict
 from agentrt.serving.programs.client_programs import ClientProgram
@@ -61,11 +60,11 @@ def add_runs(
             )
         if not body.wait:
             await _begun(served_run.run)  # a run whose id the client gets must be in the journal
-            return JSONResponse(describe_run(served_run), 202)
+            return JSON(describe_run(served_run), 202)
         if await _is_gone_before(request, served_run.run):
             served_run.run.cancel()
             return client_gone()
-        return JSONResponse(describe_run(served_run))
+        return JSON(describe_run(served_run))
 
     @router.get("/programs", response_model=None)
     async def list_programs() -> Response:
@@ -98,18 +97,18 @@ def add_runs(
     async def retrieve_run(request: Request, name: str, run_id: str) -> Response:
         """Return the state of a run, and the run's result when the run has ended."""
         tenant = tenant_of(request)
-        return JSONResponse(await _describe_any(server, runs, parking, tenant, name, run_id))
+        return JSON(await _describe_any(server, runs, parking, tenant, name, run_id))
 
     @router.post("/programs/{name}/runs/{run_id}/cancel", response_model=None)
     async def cancel_run(request: Request, name: str, run_id: str) -> Response:
         """Cancel a run, and answer when it has ended."""
         tenant = tenant_of(request)
         if parking is not None and await parking.cancel(tenant, name, run_id):
-            return JSONResponse(await _describe_any(server, runs, parking, tenant, name, run_id))
+            return JSON(await _describe_any(server, runs, parking, tenant, name, run_id))
         served_run = runs.get(tenant, name, run_id)
         served_run.run.cancel()
         await _end_of(served_run.run)
-        return JSONResponse(describe_run(served_run))
+        return JSON(describe_run(served_run))
 
     return answer
 
@@ -250,10 +249,10 @@ async def _events(
     try:
         while not isinstance(event := await box.get(), RunEnded):
             if isinstance(event, QuestionView):
-                yield {"event": "question", "data": json.dumps(event.to_json())}
+                yield {"event": "question", "data": encode(event.to_json()).decode()}
             elif isinstance(event, NodeStarted | NodeChanged | NodeEnded):
-                yield {"event": "node", "data": json.dumps(_node(event))}
-        yield {"event": "run", "data": json.dumps(describe_run(served_run))}
+                yield {"event": "node", "data": encode(_node(event)).decode()}
+        yield {"event": "run", "data": encode(describe_run(served_run)).decode()}
     finally:
         served_run.watchers.discard(box)
         served_run.run.cancel()

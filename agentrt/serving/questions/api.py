@@ -8,10 +8,11 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Query
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from agentrt.errors import QuestionClosedError, ToolArgumentsError
 from agentrt.serving.error_responses import ApiError, OpenAIRoute
+from agentrt.serving.langgraph.responses import JSON
 from agentrt.serving.middleware import tenant_of
 from agentrt.serving.questions.server_questions import QuestionFilter, Viewer
 from agentrt.serving.server import Server
@@ -44,9 +45,7 @@ async def api(server: Server) -> AsyncIterator[APIRouter]:
         open_questions = await questions.open(
             _viewer(request), QuestionFilter(run or program, thread, limit)
         )
-        return JSONResponse(
-            {"object": "list", "data": [question.to_json() for question in open_questions]}
-        )
+        return JSON({"object": "list", "data": [question.to_json() for question in open_questions]})
 
     @router.get("/questions/{question_id}", response_model=None)
     async def retrieve_question(request: Request, question_id: str) -> Response:
@@ -57,7 +56,7 @@ async def api(server: Server) -> AsyncIterator[APIRouter]:
         question = await questions.find(_viewer(request), question_id)
         if question is None:
             raise _unknown(question_id)
-        return JSONResponse(question.to_json())
+        return JSON(question.to_json())
 
     @router.post("/questions/{question_id}", response_model=None)
     async def answer_question(request: Request, question_id: str) -> Response:
@@ -75,7 +74,7 @@ async def api(server: Server) -> AsyncIterator[APIRouter]:
             raise ApiError(409, str(error), code="question_closed") from error
         if done is None:
             raise _unknown(question_id)
-        return JSONResponse(done)
+        return JSON(done)
 
     yield router
 
