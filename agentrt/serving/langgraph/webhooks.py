@@ -11,7 +11,7 @@ import json
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from typing import Any
 
@@ -129,8 +129,10 @@ class Webhooks:
     async def post(self, url: str, body: bytes) -> None:
         """Post ``body`` to ``url`` once.
 
-        The request goes to the address that was checked, even if the host's name is resolved
-        differently a moment later. Redirects are not followed, and the response's body is not read.
+        The request goes to an address that was checked, even if the host's name is resolved
+        differently a moment later: to the first of the host's addresses that accepts a connection.
+        (``localhost`` is often ::1 before it is 127.0.0.1.) Redirects are not followed, and the
+        response's body is not read.
         Raises `NotTakenError`, `OSError` or httpx's `TransportError` if another try may succeed,
         `ValueError` if no other try can, and `ConfigError` if the certificates with which servers
         are verified cannot be read.
@@ -140,25 +142,37 @@ class Webhooks:
         addresses = await resolve(host, port_of(target))
         for address in addresses:
             self._rules.check_address(host, address)
+        async with asyncio.timeout(2 * TIMEOUT_S):
+            for address in addresses[:-1]:
+                with suppress(httpx.ConnectError, httpx.ConnectTimeout):
+                    answer = await self._sent(target, address, body)
+                    break
+            else:
+                answer = await self._sent(target, addresses[-1], body)
+        if answer.status_code >= 500 or answer.status_code in _AGAIN:
+            raise NotTakenError(f"{host} answered {answer.status_code}")
+        if not answer.is_success:
+            raise ValueError(f"{host} answered {answer.status_code}")
+
+    async def _sent(self, target: httpx.URL, address: str, body: bytes) -> httpx.Response:
+        """Post ``body`` to ``target`` at this address of the host, and return the response without
+        its body.
+        """
         client = self._client_for(target)
         request = client.build_request(
             "POST",
-            target.copy_with(host=addresses[0]),
+            target.copy_with(host=address),
             content=body,
             headers={
                 **self._rules.headers,
                 "Host": target.netloc.decode(),
                 "Content-Type": "application/json",
             },
-            extensions={"sni_hostname": host},
+            extensions={"sni_hostname": host_of(target)},
         )
-        async with asyncio.timeout(2 * TIMEOUT_S):
-            answer = await client.send(request, stream=True)
-            await answer.aclose()
-        if answer.status_code >= 500 or answer.status_code in _AGAIN:
-            raise NotTakenError(f"{host} answered {answer.status_code}")
-        if not answer.is_success:
-            raise ValueError(f"{host} answered {answer.status_code}")
+        answer = await client.send(request, stream=True)
+        await answer.aclose()
+        return answer
 
     def _client_for(self, url: httpx.URL) -> httpx.AsyncClient:
         """Return the client for all URLs with this scheme.

@@ -328,6 +328,24 @@ async def test_the_address_that_was_checked_is_called(
     assert request.extensions["sni_hostname"] == "hooks.example"
 
 
+async def test_all_addresses_of_a_host_are_tried(
+    tmp_path: Path, listening: Listener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody listens at the first: as for a receiver at 127.0.0.1, if localhost is ::1, too."""
+
+    async def resolve(host: str, port: int) -> list[str]:
+        return ["127.0.0.2", "127.0.0.1"]
+
+    monkeypatch.setattr(telling, "resolve", resolve)
+    async with home(tmp_path, WebhookRules(("localhost",))) as (_, hooks, _):
+        await hooks.post(listening.url.replace("127.0.0.1", "localhost"), b'{"a": 1}')
+        headers, body = await listening.next()
+        assert body == {"a": 1}
+        assert headers["host"].startswith("localhost:")
+        with pytest.raises(httpx.ConnectError):
+            await hooks.post("http://localhost:9/", b"{}")
+
+
 async def test_servers_are_trusted_by_the_certificates_of_the_environment(
     tmp_path: Path,
     listening: Listener,
