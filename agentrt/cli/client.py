@@ -334,7 +334,8 @@ def _served(url: str, model: str | None, key: str | None) -> ServedModel:
     from agentrt.cli.questions import list_at_server
     from agentrt.errors import UsageError, shown_url
 
-    base = (url if "://" in url else f"http://{url}").rstrip("/").removesuffix("/v1")
+    base = (url if "://" in url else f"http://{url}").rstrip("/")
+    base = base.removesuffix("/v1").removesuffix("/dashboard")
     cards = list_at_server(base, key, "models", ["id"])
     if not cards:
         raise RefusedError(

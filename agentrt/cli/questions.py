@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -22,6 +23,7 @@ T = TypeVar("T", bound=Callable[..., Any])
 _TIMEOUT_S = 30.0
 _MOST_LISTED = 1000
 """Maximum number of questions that a server lists. Without a limit, it lists 100."""
+_DASHED = re.compile(r"-[\d.\s]")
 _FIELDS = ("id", "run", "type", "thread", "question", "schema", "state")
 """The fields of a server's question that the commands use."""
 
@@ -97,7 +99,17 @@ def ls(url: str, api_key: str | None, run: str | None, thread: str | None, as_js
         click.echo("".join(map(_listed, open_questions)), nl=False)
 
 
-@click.command()
+class _Answer(click.Command):
+    """A command whose argument may begin with a dash, such as the number -5. Its options do not
+    begin with a dash and a digit, a full stop or a blank.
+    """
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        ctx.ignore_unknown_options = any(_DASHED.match(value) for value in args)
+        return super().parse_args(ctx, args)
+
+
+@click.command(cls=_Answer)
 @click.argument("question", metavar="ID")
 @click.argument("value", metavar="VALUE")
 @server_options

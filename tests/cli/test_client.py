@@ -192,6 +192,9 @@ def test_the_address_may_be_short_and_a_dash_ends_own_options(clients: dict[str,
         short = url.removeprefix("http://")
         arguments, environ = got(start("opencode", short, "--", "--print", "--help", **clients))
         assert (arguments, environ["AGENTRT_API_KEY"]) == (["--print", "--help"], "none")
+        for page in ("/v1", "/dashboard", "/dashboard/"):
+            _, environ = got(start("claude", f"{url}{page}", **clients))
+            assert environ["ANTHROPIC_BASE_URL"] == url
         arguments, _ = got(start("opencode", "run", short, AGENTRT_URL=url, **clients))
         assert arguments == ["run", short]
 

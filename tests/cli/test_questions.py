@@ -90,6 +90,26 @@ async def test_questions_are_listed_and_answered(
     assert (await order.wait(), await colour.wait()) == ("2 tea", "blue")
 
 
+async def test_an_answer_may_begin_with_a_dash(
+    at: Commands, capsys: pytest.CaptureFixture[str]
+) -> None:
+    @program
+    async def cold(ctx: Context) -> Any:
+        degrees = await ctx.human("How cold?", schema={"type": "number"})
+        return degrees, await ctx.human("Why?")
+
+    run = at.runtime.start(cold)
+    [question] = await at.asked()
+    assert await at.call("questions", "answer", question, "-5.5", "--ulr", at.url) == 2
+    assert "unexpected extra arguments (--ulr " in capsys.readouterr().err
+    assert await at.call("questions", "answer", question, "-5.5", "--url", at.url) == 0
+    async with asyncio.timeout(60):
+        while [question] == (asked := await at.asked()):
+            await asyncio.sleep(0)
+    assert await at.call("questions", "answer", *asked, "- winter") == 0
+    assert await run.wait() == (-5.5, "- winter")
+
+
 async def test_questions_as_json_of_one_program(
     at: Commands, capsys: pytest.CaptureFixture[str]
 ) -> None:
