@@ -226,7 +226,7 @@ def _validator(schema: str) -> Any:
     from jsonschema.validators import validator_for
     from referencing import Registry
 
-    parsed = _for_python(json.loads(schema))
+    parsed = for_python(json.loads(schema))
     validator = validator_for(parsed)
     validator.check_schema(parsed)
     return validator(parsed, registry=Registry())
@@ -242,20 +242,20 @@ _OF_JAVASCRIPT = re.compile(r"\\[pP]\{|\\u\{|\\c[A-Za-z]|\[\^?\]|\(\?[ims-]+:")
 _GROUP, _REFERENCE = re.compile(r"\(\?<(?![=!])"), re.compile(r"\\k<(\w+)>")
 
 
-def _for_python(schema: Any) -> Any:
+def for_python(schema: Any) -> Any:
     """Return a schema with its patterns as Python writes them. A pattern that only JavaScript can
     match is left out, so that any text fits it.
     """
     if isinstance(schema, list):
-        return list(map(_for_python, schema))
+        return list(map(for_python, schema))
     if not isinstance(schema, dict):
         return schema
     changed = {
         key: value
         if key in _DATA
-        else {name: _for_python(inner) for name, inner in value.items()}
+        else {name: for_python(inner) for name, inner in value.items()}
         if key in _NAMED_SCHEMAS and isinstance(value, dict)
-        else _for_python(value)
+        else for_python(value)
         for key, value in schema.items()
     }
     if isinstance(text := changed.get("pattern"), str):

@@ -18,7 +18,7 @@ import math
 import os
 import re
 from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from contextvars import ContextVar
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
@@ -29,13 +29,21 @@ from mcp.client.session import ElicitationFnT
 from mcp.client.stdio import StdioServerParameters, stdio_client
 from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.message import SessionMessage
-from mcp.types import PARSE_ERROR, ErrorData, Implementation, JSONRPCError, jsonrpc_message_adapter
+from mcp.types import (
+    PARSE_ERROR,
+    ErrorData,
+    Implementation,
+    JSONRPCError,
+    JSONRPCResponse,
+    jsonrpc_message_adapter,
+)
 from pydantic import ValidationError
 
 from agentrt import __version__
 from agentrt.errors import ToolUnavailableError
 from agentrt.integrations.mcp.config import HttpServer, Server, StdioServer
 from agentrt.integrations.mcp.http import HttpClient
+from agentrt.interrupts.schema import for_python
 
 if TYPE_CHECKING:
     from mcp.client._transport import ReadStream, TransportStreams
@@ -520,7 +528,9 @@ class McpConnection:
 
 
 class _Watched:
-    """A read stream that calls ``ended`` when its reader closes it."""
+    """A read stream that calls ``ended`` when its reader closes it. The patterns of the schemas of
+    results in a list of tools become patterns of Python, because the SDK checks the results.
+    """
 
     def __init__(self, stream: ReadStream[Any], ended: Callable[[], None]) -> None:
         self._stream = stream
@@ -533,7 +543,15 @@ class _Watched:
         return self
 
     async def __anext__(self) -> Any:
-        return await self._stream.__anext__()
+        item = await self._stream.__anext__()
+        answer = item.message if isinstance(item, SessionMessage) else None
+        if isinstance(answer, JSONRPCResponse):
+            tools = answer.result.get("tools")
+            for tool in tools if isinstance(tools, list) else ():
+                if isinstance(tool, dict) and isinstance(schema := tool.get("outputSchema"), dict):
+                    with suppress(RecursionError):  # the SDK refuses such a schema
+                        tool["outputSchema"] = for_python(schema)
+        return item
 
     async def __aenter__(self) -> Self:
         return self

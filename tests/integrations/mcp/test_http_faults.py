@@ -230,3 +230,24 @@ async def test_a_call_fails_although_the_server_lists_no_tools_meanwhile() -> No
                     await Client(transport, [], tools).call("bad")
         finally:
             await transport.close()
+
+
+async def test_patterns_of_javascript_refuse_no_result() -> None:
+    """The SDK checks results, after the tool has run, with Python's regular expressions."""
+    name = {"type": "string", "pattern": r"^\p{L}+$", "maxLength": 3}
+    schema = {"type": "object", "properties": {"name": name}}
+
+    async def listed(exchange: Exchange) -> None:
+        tool = {"name": "good", "inputSchema": {"type": "object"}, "outputSchema": schema}
+        exchange.answer({"tools": [tool]})
+
+    async def call(exchange: Exchange) -> None:
+        said = exchange.message["params"]["arguments"]["who"]
+        exchange.answer({"content": [], "structuredContent": {"name": said}})
+
+    async with raw_http() as server:
+        server.instead |= {"tools/list": listed, "tools/call": call}
+        async with connected(http(server.url)) as client:
+            assert await client.call("good", who="Zoë") == {"name": "Zoë"}
+            with pytest.raises(ToolResultError, match="'long' is too long"):
+                await client.call("good", who="long")
