@@ -13,7 +13,7 @@ import re
 from typing import Any
 
 import httpx2
-from mcp.types import PARSE_ERROR
+from mcp.types import INTERNAL_ERROR, PARSE_ERROR
 from pydantic_core import from_json
 
 from agentrt import __version__
@@ -79,6 +79,9 @@ class HttpClient(httpx2.AsyncClient):
             return _answer(request, status, FORGOTTEN, "the server has dropped this session")
         if number is not None and (_is_json(response) or (status == 400 and has_session)):
             return await self._checked(request, number, response)
+        if number is not None and status >= 400:
+            await response.aclose()
+            return _answer(request, status, INTERNAL_ERROR, _of_status(status))
         return response
 
     async def _checked(
@@ -107,7 +110,9 @@ class HttpClient(httpx2.AsyncClient):
         if status < 400 and not is_answer:
             why = "the answer is not an MCP message: it has neither a result nor an error"
             return _answer(request, 502, PARSE_ERROR, why)
-        if is_answer and value.get("id") != number:  # such as null, before the server read the id
+        if not is_answer or (status >= 400 and not isinstance(value.get("error"), dict)):
+            return _answer(request, status, INTERNAL_ERROR, _of_status(status))
+        if value.get("id") != number:  # such as null, before the server read the id
             body = json.dumps(value | {"id": number}).encode()
         headers = [
             item for item in response.headers.multi_items() if item[0].lower() not in _OF_THE_BODY
@@ -147,6 +152,10 @@ def _number_of(request: httpx2.Request) -> Any:
         return None
     message = from_json(request.content)
     return message.get("id") if "method" in message else None
+
+
+def _of_status(status: int) -> str:
+    return f"the server answered with status {status}, and not with an MCP message"
 
 
 def _is_json(response: httpx2.Response) -> bool:

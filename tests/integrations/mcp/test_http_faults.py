@@ -52,6 +52,8 @@ async def raw() -> AsyncIterator[tuple[RawHttp, Client]]:
             None,
             (ToolFailedError, "tool bad failed: not so fast"),
         ),
+        (b"<p>busy", 503, ("content-type: text/html",), None, (ToolFailedError, "status 503,")),
+        (b'{"error": "slowly"}', 429, (JSON,), None, (ToolFailedError, "status 429,")),
         (b" " * (5 * LARGEST), 200, (JSON,), None, (ToolResultError, "result too large")),
         (
             gzip.compress(b" " * (5 * LARGEST)),
