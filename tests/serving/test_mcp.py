@@ -14,6 +14,7 @@ import httpx
 import httpx2
 import pytest
 from langchain_core.runnables import RunnableConfig
+from langgraph.func import entrypoint
 from langgraph.graph import END, START, StateGraph
 from langgraph.store.base import BaseStore
 from langgraph.types import interrupt
@@ -23,9 +24,11 @@ from mcp.client import Client, ClientRequestContext
 from mcp.client.streamable_http import streamable_http_client
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from mcp.types import CallToolResult, ElicitRequestFormParams, ElicitResult, TextContent
+from pydantic import BaseModel
 from typing_extensions import TypedDict
 
 from agentrt import Context, Progress, Runtime, ToolContext, program, tool
+from agentrt.interrupts.schema import mistake_in
 from agentrt.runtime.run import RunState
 from agentrt.serving import mcp as served_mcp
 from agentrt.serving.listen import Listener
@@ -293,6 +296,43 @@ async def test_errors_are_results_that_the_model_reads(local: Local, mode: str) 
             assert words in text_of(result)
         with pytest.raises(MCPError, match=r"unknown tool 'sing'; available: shout, count"):
             await client.call_tool("sing", {})
+
+
+class Item(BaseModel):
+    name: str
+    parts: list[Item] = []
+
+
+class Order(BaseModel):
+    items: list[Item]
+
+
+@program
+async def pack(ctx: Context, order: Order) -> str:
+    return order.items[0].parts[0].name
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_an_input_may_have_models_within_models(mode: str) -> None:
+    """The references of the input's schema led nowhere, so that each call was refused."""
+    item = {"name": "box", "parts": [{"name": "nail"}]}
+    packed.__annotations__["order"] = Order  # LangGraph evaluates no annotations that are texts
+    graph = entrypoint()(packed)
+    served = {"pack": ServedProgram(pack, "test"), "graph": ServedGraph(graph, "test")}
+    async with serving(served=served) as at, at.client(mode) as client:
+        for tool in (await client.list_tools()).tools:
+            [name] = tool.input_schema["properties"]
+            assert mistake_in({name: {"items": [item]}}, tool.input_schema) is None
+            wrong = mistake_in({name: {"items": [{"name": 1}]}}, tool.input_schema)
+            assert wrong == f"$.{name}.items[0].name: 1 is not of type 'string'"
+            result = await client.call_tool(tool.name, {name: {"items": [item]}})
+            assert (result.is_error, text_of(result)) == (False, "nail")
+        result = await client.call_tool("pack", {"order": {"items": [{"name": 1}]}})
+        assert "items[0].name: 1 is not of type 'string'" in text_of(result)
+
+
+async def packed(order: Order) -> str:
+    return Order.model_validate(order).items[0].parts[0].name
 
 
 class MuteError(Exception):

@@ -36,6 +36,7 @@ from agentrt.serving.server import ServedGraph, ServedProgram, Server
 
 Begin = Callable[[Mapping[str, Any]], tuple[Program, Any]]
 _INPUT = "input"
+_DEFINITIONS = ("$defs", "definitions")
 _LOG = logging.getLogger(__name__)
 
 
@@ -93,14 +94,23 @@ def _input_of(program: Program) -> tuple[str, dict[str, Any]]:
     """Return the name of a program's input ("" without an input), and the JSON schema of the tool's
     arguments.
     """
-    schema: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
     if not program.takes_input:
-        return "", schema
+        return "", {"type": "object", "properties": {}, "additionalProperties": False}
     name = program.input_name
-    schema["properties"][name] = program.input_schema()
+    schema = {**_object_with(name, program.input_schema() or {}), "additionalProperties": False}
     if program.needs_input:
         schema["required"] = [name]
     return name, schema
+
+
+def _object_with(name: str, schema: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the schema of an object whose property ``name`` has this schema.
+
+    The definitions move to the root, because references such as ``#/$defs/Item`` begin there.
+    """
+    own = {key: value for key, value in schema.items() if key not in _DEFINITIONS}
+    moved = {key: schema[key] for key in _DEFINITIONS if key in schema}
+    return {"type": "object", "properties": {name: own}, **moved}
 
 
 # -- graphs -------------------------------------------------------------------------------
@@ -180,7 +190,7 @@ def _form_of(name: str, graph: Graph) -> _Form:
     fields = input_fields(graph)
     schema = schemas_of(graph, name)["input_schema"] or {}
     if fields is None:
-        whole = {"type": "object", "properties": {_INPUT: schema}, "required": [_INPUT]}
+        whole = {**_object_with(_INPUT, schema), "required": [_INPUT]}
         return _Form(whole, is_whole=False)
     if schema.get("type") == "object" and "properties" in schema:
         return _Form(schema, is_whole=True)
