@@ -25,7 +25,7 @@ call; with the other codes, it has not. With `FORGOTTEN`, the server has dropped
 the client must open a new session.
 """
 _CONNECT_S = 30.0
-_ACKNOWLEDGED_S = 3.0
+_ACKNOWLEDGED_S = 5.0
 """Time limit of each part of an exchange in which the server only acknowledges a message, in
 seconds. While the SDK sends such a message, it sends no calls, so a server that does not answer the
 message must not delay the calls for ever. The limit also holds for the request that ends a session,
