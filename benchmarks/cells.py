@@ -1,5 +1,5 @@
-"""The cells of studies. A cell is a workload, a contender and a seed; the run of a cell has
-figures.
+"""The cells of studies. A cell is a workload, a contender and a seed. Each cell is run
+once, and its run gives figures, such as a mean latency.
 
 A study defines its cells, and a function that computes the figures of a run. The runner of
 `agentrt.lab.commands.progress` runs the cells in processes, as it runs the grids of policies

@@ -72,7 +72,8 @@ _POLICIES = policy_option(f"Policies to compare with {STOCK}.  [default: {DEFAUL
 @_POLICIES
 @study_options(5)
 def first_runs(**options: Any) -> None:
-    """Compare completion times of programs that are new to the engine with stock vLLM's.
+    """Compare the completion times of programs with stock vLLM's, in an engine that has seen no
+    such programs before.
 
     In ten mixes the programs differ; in the other ten mixes the programs are alike. Each figure is
     the median ratio to stock over the seeds, with the least and the greatest; less is better. "once

@@ -103,7 +103,7 @@ def run_batch(target: str, engine_flags: tuple[str, ...], options: Mapping[str, 
     """
     for name, flag in _NOT_WITH_INPUTS.items():
         if options[name]:
-            raise UsageError(f"{flag} is for a single input: leave it out with --inputs")
+            raise UsageError(f"{flag} is for a single input and does not fit --inputs; leave it out")
     if options["n"] != 1:
         raise UsageError(
             "--n is for a single input; to run each record of --inputs several times, give "
@@ -242,7 +242,7 @@ def _scores(target: str, named: Sequence[str]) -> list[Score]:
             known = ", ".join(score.name for score in there) or "none"
             raise UsageError(
                 f"--score {text}: unknown score; {path} has the scores: {known}. A score is a "
-                "function of a record and a result with agentrt's decorator @score"
+                "function with agentrt's decorator @score; its arguments are a record and a result"
             )
         scores += chosen
     distinct = [*{id(score): score for score in scores}.values()]

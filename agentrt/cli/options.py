@@ -150,7 +150,8 @@ class Options:
 
 
 class FileText(click.ParamType):  # type: ignore[type-arg]  # not generic before click 8.5
-    """The type of a text that names a file, or something other than a file in a special form.
+    """The type of an option whose value names a file, or, in another form such as a URL, something
+    other than a file.
 
     An empty text is refused. It often comes from a variable of the shell that is not set, and would
     name the current folder.

@@ -360,7 +360,7 @@ class WriterThread:
         self._store.close()
 
     def send(self) -> None:
-        """Pass the rows that were put to the thread, without waiting for the write."""
+        """Pass all rows that wait to the thread that writes, and do not wait for the write."""
         rows, self._rows = self._rows, []
         waiting, self._waiting = self._waiting, []
         self.batch += 1

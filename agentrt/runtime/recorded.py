@@ -1,7 +1,7 @@
 """The emitter of a recorded program: it answers the nodes of a resumed program from the journal,
 and runs and records all other nodes.
 
-Only `Recorded` connects programs with journals. A program's `Context` calls it, and it calls the
+`Recorded` answers the nodes of a program from its journal. A program's `Context` calls it, and it calls the
 `LiveEmitter` that makes the calls. A program without a journal has no `Recorded`.
 
 All nodes are treated alike. `Recorded._enter` makes the record of a node.

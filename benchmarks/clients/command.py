@@ -106,7 +106,9 @@ def _names(options: Mapping[str, Any]) -> list[str]:
 
 
 def table(runs: Runs) -> str:
-    """Return a Markdown table with a row for each run. The counts are shown as ratios."""
+    """Return a Markdown table with a row for each run: the numbers of its calls as ratios, and the
+    number of its failed calls.
+    """
     minutes = max((len(row) for row in _ratios(runs)), default=0)
     heads = ["conversations", "clients", "scheduler"]
     heads += [f"minute {number + 1}" for number in range(minutes)]

@@ -46,12 +46,14 @@ class WorkingSet(Admission):
     """The admission ``memory``.
 
     A program claims blocks for its context and for the tokens that its calls are expected to add. A
-    prefix that all programs of a type share is counted once. Programs are admitted in the order of
-    the policy when their claim fits into the cache in addition to the claims of the residents. All
-    other decisions compare the cost of *holding* a context with the cost of *recomputing* it: the
-    number of its tokens times ``token_s``, the cost of a prompt token as measured in this engine. A
-    resident without a call that could start is *absent*: for example, it is in a tool, waits for a
-    human, or has ended without a report of its end, or its call is `QueuedCall.blocked`.
+    prefix that all programs of a type share is counted once. Programs are usually admitted in the
+    order of the policy, when their claim fits into the cache in addition to the claims of the
+    residents; `candidates` and `decide` have the exceptions. Most other decisions compare the cost
+    of *holding* a context with the cost of *recomputing* it: the number of its tokens times
+    ``token_s``, the cost of a prompt token as measured in this engine. A resident without a call
+    that could start is *absent*: for example, it is in a tool, waits for a human, or has ended
+    without a report of its end, or its call waits for a grammar or for room for its LoRA adapter
+    (`QueuedCall.blocked`).
     """
 
     name: ClassVar[str] = "memory"

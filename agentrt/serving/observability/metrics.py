@@ -190,10 +190,10 @@ class Metrics(Collector):
                 self._hits.add(labels)
 
     def program_ended(self, run: Run) -> None:
-        """Count a program that has ended or was parked.
+        """Add to the counters what is left of a program that has ended or was parked.
 
-        Calls that another framework makes for a program may end after the program. A parked program
-        is not counted as ended, because it is resumed with the same id.
+        A parked program does not count as ended, because it is resumed with the same id. Calls that
+        another framework makes for a program may end after the program, and are counted then.
         """
         labels = self._count(run)
         self._changed.pop(run.id, None)

@@ -147,8 +147,8 @@ class Parking:
     # -- and back ----------------------------------------------------------------------
 
     async def _revived(self, program_id: str) -> ServedRun | None:
-        """Resume a parked run and return it; None if the run has ended. A run that is in memory
-        already is only returned.
+        """Resume a parked run and return it; None if the run has ended. If the run is in memory
+        already, return it without resuming it.
 
         Raises `QuestionClosedError` if this server does not serve the run's program.
         """

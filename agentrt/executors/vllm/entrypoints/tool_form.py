@@ -210,7 +210,8 @@ def _parts(content: Any) -> list[Any]:
 
 
 def _functions(tools: Iterable[Any]) -> Iterable[Json]:
-    """Yield the tools that are functions, in the form of Chat Completions or of Responses.
+    """Yield the name and the parameters of each tool that is a function. ``tools`` have the form of
+    Chat Completions or of Responses.
 
     Raises `ValueError` for a tool that is not an object.
     """

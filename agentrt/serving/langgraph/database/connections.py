@@ -106,7 +106,7 @@ _HOST = re.compile(r"(?:\[[^\]@]*\]|[^:@\s]*)(?::\d*)?")
 
 def _check_authority(url: str) -> None:
     """Raise `ConfigError` if PostgreSQL's client would read a part of the password as the host or
-    the port. Its own errors quote this part.
+    the port. The errors of PostgreSQL's client would show this part of the password.
     """
     before_path = url.partition("://")[2].partition("/")[0]
     user, _, hosts = before_path.rpartition("@")
