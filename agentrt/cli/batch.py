@@ -103,7 +103,7 @@ def run_batch(target: str, engine_flags: tuple[str, ...], options: Mapping[str, 
     """
     for name, flag in _NOT_WITH_INPUTS.items():
         if options[name]:
-            raise UsageError(f"{flag} is for a single input and does not fit --inputs; leave it out")
+            raise UsageError(f"{flag} is for a single input, and not for --inputs; leave it out")
     if options["n"] != 1:
         raise UsageError(
             "--n is for a single input; to run each record of --inputs several times, give "

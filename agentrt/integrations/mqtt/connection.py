@@ -259,7 +259,9 @@ class Connection:
         """Log a warning about a fault, once until connections are stable again."""
         self._fault = fault
         if not self._has_warned:
-            log.warning("broker %s: %s; trying again, with longer and longer pauses", self.broker, fault)
+            log.warning(
+                "broker %s: %s; trying again, with longer and longer pauses", self.broker, fault
+            )
         self._has_warned = True
 
     async def _connected(self, client: aiomqtt.Client) -> asyncio.Task[None]:
