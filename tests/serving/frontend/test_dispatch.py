@@ -71,6 +71,7 @@ class Front:
             return {"id": "resp-1", "output": [], "front": names[0]}
 
         @app.get("/v1/responses/{name}")
+        @app.post("/v1/responses/{name}/cancel")
         async def retrieve(name: str) -> Any:
             return {"front": names[0], "kept": responses.response_store.get(name)}
 
@@ -161,7 +162,7 @@ async def test_a_stored_response_is_requested_from_the_front_end_that_made_it() 
         made = await http.post("/v1/responses", json={"model": "small", "input": "hi"})
         assert made.json()["front"] == "small"
         assert (await http.get("/v1/responses/resp-1")).json() == made.json()
-        kept = (await http.get("/v1/responses/resp-1?stream=true")).json()
+        kept = (await http.post("/v1/responses/resp-1/cancel")).json()
         assert kept == {"front": "small", "kept": "small"}
         other = await http.get("/v1/responses/resp-1", headers={"x-agentrt-tenant": "b"})
         assert other.json() == {"front": "big", "kept": None}
