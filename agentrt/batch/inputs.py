@@ -83,7 +83,7 @@ class Problem:
 
 
 class NoInputError(UsageError):
-    """An error about a program that takes no input, whatever the records are."""
+    """The error that the program takes no input, so that no record can be used."""
 
 
 class InputsError(UsageError):

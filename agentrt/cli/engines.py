@@ -226,7 +226,8 @@ def engine_options(
     options: dict[str, Any], flags: tuple[str, ...], *, metrics: bool = False
 ) -> EngineOptions:
     """Read the options of one engine, and check them as far as possible without starting it. The
-    engine of a batch (``--inputs``) has `BATCH_SCHEDULER`, unless the options name a policy.
+    engine of a batch (``--inputs``) has `BATCH_SCHEDULER`, unless the options name a policy or
+    ``--engine transformers``.
 
     Raises `ConfigError`, `UsageError` and `ModelLoadError` for invalid values.
     """

@@ -91,7 +91,7 @@ def show(file: Path, plot: Path | None, as_json: bool) -> None:
     "second_journal",
     type=FileText(),
     metavar="FILE",
-    help="The journal of B.  [default: B.journal]",
+    help="With --id, the journal of B.  [default: B.journal]",
 )
 @click.option(
     "--dag",

@@ -62,20 +62,22 @@ _QUANTIFIER = re.compile(r"\{(\d{1,9})(?:,(\d{0,9}))?\}")
 
 
 def calls_of(path: str, body: Mapping[str, Any]) -> int:
-    """Return how many calls a request makes: choices times prompts.
+    """Return how many calls a request makes: choices times prompts, or times the chats of a batch.
 
     Raises `ApiError` if the number of choices or of calls exceeds its limit.
     """
     choices, prompts = _count(body.get("n")), 1
     if choices > MOST_CHOICES:
         raise _too_much("n", choices, MOST_CHOICES)
+    field, unit = "prompt", "choices times prompts"
     prompt = body.get("prompt")
     if path == COMPLETIONS and isinstance(prompt, list) and not _is_tokens(prompt):
         prompts = len(prompt)
     if path.endswith("/batch") and isinstance(body.get("messages"), list):
         prompts = len(body["messages"])
+        field, unit = "messages", "choices times chats"
     if choices * prompts > MOST_CALLS:
-        raise _too_much("prompt", choices * prompts, MOST_CALLS, "choices times prompts")
+        raise _too_much(field, choices * prompts, MOST_CALLS, unit)
     return choices * max(1, prompts)
 
 

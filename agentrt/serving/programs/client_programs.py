@@ -296,8 +296,8 @@ class ClientPrograms:
             self._rest(own, program, is_cut=is_cut)
 
     def _rest(self, own: _TenantPrograms, program: ClientProgram, *, is_cut: bool) -> None:
-        """End a program that has become idle if it is over (`_is_over`). Otherwise, note for
-        `_make_room` if the program has no name, or has made a single request and runs no tool.
+        """End a program that has become idle if it is over (`_is_over`). Otherwise, if the program
+        has no name, or has made a single request and runs no tool, note it for `_make_room`.
         """
         if _is_over(program, is_cut=is_cut):
             self._end(program)

@@ -301,3 +301,6 @@ def test_how_many_calls_a_request_makes() -> None:
         calls_of(CHAT, {"n": MOST_CHOICES + 1})
     with pytest.raises(ApiError, match="prompt: "):
         calls_of(COMPLETIONS, {"prompt": ["x"] * (MOST_CALLS // 2 + 1), "n": 2})
+    with pytest.raises(ApiError, match=r"messages: \d+ choices times chats") as refused:
+        calls_of(f"{CHAT}/batch", {"messages": [[]] * (MOST_CALLS + 1)})
+    assert refused.value.param == "messages"

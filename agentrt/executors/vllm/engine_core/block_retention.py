@@ -203,7 +203,7 @@ class BlockRetention:
                 self._computed.popitem(last=False)
 
     def drop(self, row: EngineProgram, call_id: str, kept: int = 0) -> None:
-        """Stop protecting the blocks of a call after its first ``kept`` tokens."""
+        """Stop protecting a call's blocks, except those of its first ``kept`` tokens."""
         owner, (hashes, computed) = row.cached, self._computed.get(call_id, ((), 0))
         if owner is None or self.queue is None:
             return

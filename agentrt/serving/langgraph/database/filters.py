@@ -226,8 +226,8 @@ def _compared(key: str, operator: Any, operand: Any) -> Filter:
         values = operand if isinstance(operand, list | tuple) else [operand]
         return HasAll(key, tuple(_plain(key, value) for value in values))
     raise FilterError(
-        f"filters {key!r} by the unknown operator {_shown(operator)}; use $eq or $contains, "
-        "and $eq also for an object"
+        f"filters {key!r} by the unknown operator {_shown(operator)}; use $eq or $contains; "
+        "to compare with an object, use $eq"
     )
 
 
