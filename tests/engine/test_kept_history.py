@@ -58,6 +58,15 @@ def spoil(path: Path) -> None:
     path.write_text("{")
 
 
+async def test_a_core_that_is_killed_at_once_when_its_engine_closes_has_kept_what_it_learned(
+    folder: Path, model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("agentrt.executors.vllm.lifetime._SHUTDOWN_S", 0.0)
+    await run_on(VLLMEngine(EngineOptions(model, 2, flags=FLAGS)))
+    [path] = files_in(folder)
+    assert ended(path) == PROGRAMS
+
+
 async def test_the_next_engine_of_the_model_and_size_knows_it_whatever_its_policy(
     folder: Path, model: str
 ) -> None:

@@ -193,6 +193,9 @@ class CoreClient(Executor):
 
 _LOG = logging.getLogger(__name__)
 
+_SAVE_S = 5.0
+"""Seconds for the engine core to write its history before it is shut down."""
+
 
 class VLLMEngine(CoreClient):
     """An `Executor` that owns one vLLM engine, whose core runs in its own process.
@@ -379,6 +382,12 @@ class VLLMEngine(CoreClient):
         return sum(map(cpu_seconds, self.pids()))
 
     async def close(self) -> None:
+        if self._history:
+            # The engine core also writes its history when it ends. But on a busy machine it may be
+            # killed before, because it has only a few seconds to end.
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_SAVE_S):
+                    await self._control("save")
         llm, self._llm = self._llm, None
         await self.close_outbox()
         if llm is not None:

@@ -207,6 +207,7 @@ _OPERATIONS: dict[str, Callable[[Controlled, Any], Any]] = {
     "configure": _configure,
     # The content of a history file replaces what was learned here.
     "know": lambda scheduler, learned: scheduler.history.know(learned),
+    "save": lambda scheduler, _: scheduler.history.save(),
     "cached_blocks": _cached_blocks,
     "snapshot": _snapshot,
     "use_weights": _use_weights,
