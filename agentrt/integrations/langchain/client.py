@@ -7,6 +7,7 @@ caller that cancels its future continues while the call still runs.
 from __future__ import annotations
 
 import asyncio
+import os
 import queue
 import sys
 import threading
@@ -61,6 +62,10 @@ class RuntimeClient:
     ``RuntimeClient(make)`` owns its runtime: the first call runs ``make`` and starts the engine, on
     a thread with its own event loop; `close` stops both. `RuntimeClient.borrow` uses a runtime
     that is already open.
+
+    A process that is forked has no threads of its parent, and so no event loop of the parent's
+    clients. In such a process, a client that owns its runtime starts an engine again at its next
+    call, and a client of a borrowed runtime raises `ConfigError`.
     """
 
     def __init__(self, make: Callable[[], Runtime]) -> None:
@@ -70,6 +75,7 @@ class RuntimeClient:
         self._thread: threading.Thread | None = None
         self._opening: asyncio.Task[Runtime] | None = None
         self._lock = threading.Lock()
+        self._process = os.getpid()
         self.closed = False
 
     @classmethod
@@ -171,11 +177,13 @@ class RuntimeClient:
         """The description of the runtime's executor; an empty description before the runtime is
         open.
         """
+        self._forget_parent()
         return ExecutorInfo() if self._runtime is None else self._runtime.executor.info
 
     @property
     def front(self) -> Frontend | None:
         """The runtime's front end; None if no call has opened it yet."""
+        self._forget_parent()
         return None if self._runtime is None else self._runtime.opened_frontend
 
     def ask(self, question: Callable[[Frontend], Coroutine[Any, Any, T]]) -> T:
@@ -207,6 +215,7 @@ class RuntimeClient:
 
         Raises `ConfigError` on the client's own event loop, which would wait for itself.
         """
+        self._forget_parent()
         with self._lock:
             self.closed = True
             if self._thread is threading.current_thread():
@@ -293,7 +302,25 @@ class RuntimeClient:
 
     # -- the runtime's loop ------------------------------------------------------------
 
+    def _forget_parent(self) -> None:
+        """If this process was forked after the client was made, forget the runtime, the thread and
+        the event loop, which run only in the parent process. Does nothing for a borrowed runtime.
+        """
+        if self._make is None or self._process == os.getpid():
+            return
+        with _forgetting:
+            if self._process != os.getpid():  # unless another thread was faster
+                self._runtime = self._loop = self._thread = self._opening = None
+                self._lock = threading.Lock()  # a thread of the parent may have locked the old one
+                self._process = os.getpid()
+
     def _home(self) -> asyncio.AbstractEventLoop:
+        self._forget_parent()
+        if self._process != os.getpid():
+            raise ConfigError(
+                "the borrowed runtime runs in the process from which this process was forked; open "
+                "a Runtime in this process, or set base_url to a server"
+            )
         with self._lock:
             if self.closed:
                 raise ConfigError("this RuntimeClient is closed; create a new one")
@@ -318,6 +345,15 @@ class RuntimeClient:
                 "other threads make calls"
             )
         return loop
+
+
+_forgetting = threading.Lock()
+"""Held while a client forgets the runtime of the parent process."""
+os.register_at_fork(
+    before=_forgetting.acquire,
+    after_in_parent=_forgetting.release,
+    after_in_child=_forgetting.release,
+)
 
 
 def _run_loop(loop: asyncio.AbstractEventLoop) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
@@ -14,6 +15,10 @@ from agentrt.runtime._compat import call_before_exit
 _CLIENTS: dict[Hashable, RuntimeClient] = {}
 _LENT: list[RuntimeClient] = []
 _LOCK = threading.Lock()
+# A forked process must not get the lock while another thread, which it does not have, holds it.
+os.register_at_fork(
+    before=_LOCK.acquire, after_in_parent=_LOCK.release, after_in_child=_LOCK.release
+)
 
 
 @contextmanager

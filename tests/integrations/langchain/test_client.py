@@ -360,3 +360,64 @@ def test_the_engine_is_stopped_when_the_interpreter_exits() -> None:
     )
     assert run.stdout.splitlines() == ["stop", "stopped in a worker thread"]
     assert (run.stderr, run.returncode) == ("", 0)
+
+
+FORKS = """
+import asyncio
+import multiprocessing
+from agentrt import Runtime
+from agentrt.errors import ConfigError
+from agentrt.integrations.langchain import RuntimeClient, shared
+from tests.doubles.scripted import ScriptedExecutor
+
+ASK = {"messages": [{"role": "user", "content": "hello"}]}
+client = shared.shared_client("key", lambda: Runtime(ScriptedExecutor()))
+
+def in_child(work):
+    child = multiprocessing.get_context("fork").Process(target=work)
+    child.start()
+    child.join(30)
+    print(work.__name__, child.exitcode, flush=True)
+    child.kill()
+
+def nothing():
+    pass
+
+def call():
+    print(client.call(ASK)["choices"][0]["finish_reason"], flush=True)
+
+def call_borrowed():
+    try:
+        borrowed.call(ASK)
+    except ConfigError as error:
+        print(str(error)[:20], flush=True)
+
+call()
+in_child(nothing)
+in_child(call)
+call()
+async def main():
+    global borrowed
+    async with Runtime(ScriptedExecutor()) as runtime:
+        borrowed = RuntimeClient.borrow(runtime)
+        in_child(call_borrowed)
+asyncio.run(main())
+"""
+
+
+def test_a_forked_process_has_an_engine_of_its_own_and_ends() -> None:
+    run = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", FORKS],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=os.environ,
+    )
+    assert run.stdout.splitlines() == [
+        "stop",
+        "nothing 0",
+        *("stop", "call 0"),
+        "stop",
+        *("the borrowed runtime", "call_borrowed 0"),
+    ], run.stderr
+    assert run.returncode == 0
