@@ -32,6 +32,10 @@ class Chat:
 
     opened: tuple[int, int] | None = None
 
+    def truncated(self, length: int) -> Chat:
+        """Return the state after the context was truncated to its first ``length`` tokens."""
+        return Chat() if self.opened is not None and length < self.opened[1] else self
+
     async def extended(
         self, tokens: Tokens, model: str | None, ids: Ids, messages: Sequence[Any]
     ) -> tuple[Ids, Chat]:

@@ -69,7 +69,9 @@ def ebnf(grammar: str) -> Constraint:
     return Constraint("grammar", _text("grammar", grammar))
 
 
-def check_constrained(constrain: Constraint | Automaton, *, stop: bool, ignore_eos: bool) -> None:
+def check_constrained(
+    constrain: Constraint | Automaton, *, stop: bool, ignore_eos: bool, allowed: bool = False
+) -> None:
     """Raise `ConfigError` for a value that is not a constraint, and for options that cannot be
     combined with a constraint.
     """
@@ -83,6 +85,12 @@ def check_constrained(constrain: Constraint | Automaton, *, stop: bool, ignore_e
         raise ConfigError(
             f"constrain= cannot be combined with {option}, since constrained text ends when it is "
             f"complete; leave {option} out"
+        )
+    if allowed and not isinstance(constrain, Constraint):
+        raise ConfigError(
+            "constrain= with an automaton cannot be combined with allowed, since the automaton "
+            "decides which tokens are allowed; leave allowed out, and let the automaton allow only "
+            "these tokens"
         )
 
 

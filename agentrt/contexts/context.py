@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Self, cast
+from typing import Any, Literal, Self, cast
 
 from agentrt.contexts.attention import Attention
 from agentrt.contexts.automaton import Automaton
@@ -24,6 +24,9 @@ from agentrt.request.text import ReadsAsText
 
 MOST_ALLOWED = 128
 """Maximum number of tokens for which a call can request the log probabilities from vLLM."""
+_END_OF_IDS = 2**32
+"""A saved context has four bytes for each token id."""
+_Work = Literal["generating", "filling"]
 
 
 class TokenContext:
@@ -33,7 +36,7 @@ class TokenContext:
     computed for these tokens are in the engine's prefix cache, where forks share them; blocks that
     were evicted are computed again. The tokens that the model samples are appended unchanged. Each
     call of the engine is a node of the program's DAG, and is ranked by the policy. While a context
-    generates, it cannot be changed, but it can be forked.
+    generates or is filled, it cannot be changed, but it can be forked.
     """
 
     def __init__(
@@ -44,7 +47,7 @@ class TokenContext:
         self._ids = tuple(ids)
         self._chat = Chat()
         self._lineage = Lineage()
-        self._busy = False
+        self._busy: _Work | None = None
         self._dropped = False
 
     # -- tokens ------------------------------------------------------------------------
@@ -74,21 +77,21 @@ class TokenContext:
 
         Messages close the model's last turn, if there is one, and open the model's next turn.
         Raises `ConfigError` for a list of other values, and for messages if the chat template
-        cannot continue in the middle of a chat. Raises `UsageError` if the context was dropped or
-        is generating.
+        cannot continue in the middle of a chat. Raises `UsageError` if the context was dropped, is
+        generating, or is being filled.
         """
-        self._check_free()
-        if is_messages(content):
-            frontend = await self._emitter.frontend()
-            chat = await self._chat.extended(frontend, self.model, self._ids, content)
-            self._ids, self._chat = chat
-        else:
-            self._ids += await self._as_ids(content)
+        with self._changing("filling"):
+            if is_messages(content):
+                frontend = await self._emitter.frontend()
+                chat = await self._chat.extended(frontend, self.model, self._ids, content)
+                self._ids, self._chat = chat
+            else:
+                self._ids += await self._as_ids(content)
 
     def truncate(self, length: int) -> None:
         """Remove all tokens except the first ``length``. Raises `ConfigError` if ``length`` is
-        negative or more than the context has, and `UsageError` if the context was dropped or is
-        generating.
+        negative or more than the context has, and `UsageError` if the context was dropped, is
+        generating, or is being filled.
         """
         self._check_free()
         if not 0 <= length <= len(self._ids):
@@ -97,6 +100,7 @@ class TokenContext:
                 f"from 0 to {len(self._ids)}"
             )
         self._ids = self._ids[:length]
+        self._chat = self._chat.truncated(length)
         self._lineage.truncated(length)
 
     async def save(self, name: str) -> None:
@@ -171,18 +175,23 @@ class TokenContext:
             logits: The arguments of the engine's logits processors, by their names.
             logprobs: The number of the likeliest tokens whose log probabilities are returned for
                 each position, in addition to that of the generated token.
-            allowed: The only token ids that may be sampled.
+            allowed: The only token ids that may be sampled; not with an `Automaton`.
             ignore_eos: Continue to ``max_tokens`` even if the model ends its output.
             attention: Which earlier tokens each token sees, for executors that support it.
 
         Raises:
             ConfigError: An argument is not valid.
-            UsageError: The context was dropped, or is generating.
+            UsageError: The context was dropped, is generating, or is being filled.
             PromptTooLongError: The tokens leave no room for an output in the model's context.
             CallRejectedError: The engine does not support an argument.
         """
         if constrain is not None:
-            check_constrained(constrain, stop=bool(stop or stop_token_ids), ignore_eos=ignore_eos)
+            check_constrained(
+                constrain,
+                stop=bool(stop or stop_token_ids),
+                ignore_eos=ignore_eos,
+                allowed=allowed is not None,
+            )
         sampling = Sampling(
             top_p=top_p,
             top_k=top_k,
@@ -289,23 +298,22 @@ class TokenContext:
     async def _generated(
         self, spec: CallSpec, constrain: Constraint | Automaton | None, *, stream: bool
     ) -> AsyncGenerator[Piece, None]:
-        self._check_free()
-        self._busy = True
+        with self._changing("generating"):
+            async with aclosing(self._pieces_of(spec, constrain, stream=stream)) as pieces:
+                async for piece in pieces:
+                    self._ids += piece.token_ids
+                    self._saw(piece.reply)
+                    yield piece
+
+    def _pieces_of(
+        self, spec: CallSpec, constrain: Constraint | Automaton | None, *, stream: bool
+    ) -> AsyncGenerator[Piece, None]:
         call = partial(self._emitter.token_call, name="generate", stream=stream)
         if constrain is None:
-            pieces = call(spec)
-        elif isinstance(constrain, Constraint):
-            pieces = constrained(call(spec))
-        else:
-            pieces = steered(call, self._read, constrain, spec)
-        try:
-            async for piece in pieces:
-                self._ids += piece.token_ids
-                self._saw(piece.reply)
-                yield piece
-        finally:
-            self._busy = False
-            await pieces.aclose()
+            return call(spec)
+        if isinstance(constrain, Constraint):
+            return constrained(call(spec))
+        return steered(call, self._read, constrain, spec)
 
     async def _reply(self, spec: CallSpec, name: str) -> Reply:
         reply = None
@@ -333,7 +341,13 @@ class TokenContext:
                 "a context takes text, chat messages, or token ids, not a list of "
                 f"{', '.join(kinds)}"
             )
-        return tuple(cast(Sequence[int], content))
+        ids = tuple(cast(Sequence[int], content))
+        wrong = next((each for each in ids if not 0 <= each < _END_OF_IDS), None)
+        if wrong is not None:
+            raise ConfigError(
+                f"{wrong} is not a token id; token ids are integers from 0 to {_END_OF_IDS - 1}"
+            )
+        return ids
 
     def _check_alive(self) -> None:
         if self._dropped:
@@ -342,11 +356,25 @@ class TokenContext:
                 "or fork it before you drop it"
             )
 
+    @contextmanager
+    def _changing(self, work: _Work) -> Iterator[None]:
+        """Let nothing else change the tokens during the ``with`` block."""
+        self._check_free()
+        self._busy = work
+        try:
+            yield
+        finally:
+            self._busy = None
+
     def _check_free(self) -> None:
         self._check_alive()
-        if self._busy:
+        if self._busy == "generating":
             raise UsageError(
                 "the context is generating; read the generation to its end first, or use a fork"
+            )
+        if self._busy == "filling":
+            raise UsageError(
+                "the context is being filled; await the other fill() first, or use a fork"
             )
 
 

@@ -209,6 +209,11 @@ async def test_wrong_use_is_one_clear_error(shared: Runtime, engine: ScriptedEng
             await ctx.context("x", model="other")
         with pytest.raises(AgentrtError, match="the prompt has 513 tokens"):
             await (await ctx.context([5] * 513)).generate()
+        for number in (-1, 2**32):
+            with pytest.raises(ConfigError, match=f"{number} is not a token id"):
+                await context.fill([number])
+        with pytest.raises(ConfigError, match="automaton cannot be combined with allowed"):
+            context.generate(constrain=ThreeTokens(), allowed=[500])
         growing = context.generate()
         await anext(growing)
         with pytest.raises(UsageError, match="is generating"):
@@ -218,6 +223,40 @@ async def test_wrong_use_is_one_clear_error(shared: Runtime, engine: ScriptedEng
             pass
         with pytest.raises(UsageError, match="was dropped"):
             context.fork()
+
+    await run(shared, body)
+
+
+async def test_of_two_fills_at_once_none_is_lost(shared: Runtime) -> None:
+    async def body(ctx: Context) -> None:
+        context = await ctx.context(HELLO)
+        results = await asyncio.gather(
+            context.fill(AGAIN), context.fill("Well, "), return_exceptions=True
+        )
+        assert results[0] is None
+        assert isinstance(results[1], UsageError)
+        assert "is being filled" in str(results[1])
+        assert context.token_ids == (await ctx.context([*HELLO, *AGAIN])).token_ids
+        await context.fill("Well, ")  # it is free again
+        assert (await context.text()).endswith("Well, ")
+
+    await run(shared, body)
+
+
+async def test_what_is_filled_after_a_cut_stays_before_further_messages(shared: Runtime) -> None:
+    """1. The end of the turn's opening is cut off. 2. As many other tokens are filled. 3. The
+    next messages come after these tokens.
+    """
+
+    async def body(ctx: Context) -> None:
+        context = await ctx.context(HELLO)
+        length = len(context)
+        context.truncate(length - 2)
+        await context.fill([500, 501])
+        before = context.token_ids
+        assert len(context) == length
+        await context.fill(AGAIN)
+        assert context.token_ids[:length] == before
 
     await run(shared, body)
 
