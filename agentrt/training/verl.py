@@ -19,10 +19,10 @@ import asyncio
 import importlib
 import json
 import time
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeVar
 from uuid import uuid4
 
 import numpy as np
@@ -44,6 +44,8 @@ from agentrt.runtime import Runtime
 from agentrt.runtime.run import Run, RunState
 from agentrt.runtime.tokens import TokenSequence
 
+K = TypeVar("K")
+T = TypeVar("T")
 Several = Literal["all", "longest"]
 
 
@@ -58,12 +60,37 @@ class _Model:
 
 @dataclass(frozen=True, slots=True)
 class _Opened:
-    """A program on the servers of a worker, until ``stack`` is closed."""
+    """The runtime on the servers of a worker, and the programs that run on it, until ``stack`` is
+    closed. All programs of a worker have the same runtime, because the chat models of their graphs
+    cannot tell several runtimes apart.
+    """
 
     runtime: Runtime
     servers: VerlServers
-    target: Target
     stack: AsyncExitStack
+    targets: dict[int | str, asyncio.Task[Target]] = field(default_factory=dict)
+
+    async def target(self, program: Any) -> Target:
+        """Return the target of a program or a graph, or of its place as ``module:name``."""
+        key = program if isinstance(program, str) else id(program)
+        return await _once(self.targets, key, lambda: self._open(program))
+
+    async def _open(self, program: Any) -> Target:
+        if isinstance(program, str):
+            module, _, name = program.partition(":")
+            program = getattr(importlib.import_module(module), name or "program")
+        return await self.stack.enter_async_context(opened_target(program))
+
+
+async def _once(tasks: dict[K, asyncio.Task[T]], key: K, work: Callable[[], Any]) -> T:
+    """Return the result of ``work``, which runs once for each key, and again if it failed."""
+    if key not in tasks:
+        tasks[key] = asyncio.create_task(work())
+    try:
+        return await asyncio.shield(tasks[key])
+    except Exception:
+        tasks.pop(key, None)
+        raise
 
 
 class VerlServers(Executor):
@@ -142,9 +169,9 @@ class VerlServers(Executor):
         yield Chunk(text, reply, token_ids=ids, logprobs=logprobs)
 
 
-_OPENED: dict[tuple[int, int | str], asyncio.Task[_Opened]] = {}
-"""The opened runtimes by the ids of a client and of a program. verl makes an agent loop for each
-sample, but a client only for each worker.
+_OPENED: dict[int, asyncio.Task[_Opened]] = {}
+"""The opened runtimes by the id of a client. verl makes an agent loop for each sample, but a client
+only for each worker.
 """
 
 
@@ -188,22 +215,23 @@ class ProgramLoop(AgentLoopBase):
 
     async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> Any:
         """Run the program once, and return its `AgentLoopOutput`, or a list of several."""
-        opened = await self._opened()
-        runtime, servers, target = opened.runtime, opened.servers, opened.target
+        opened = await _once(_OPENED, id(self.server_manager), self._open)
+        runtime, servers = opened.runtime, opened.servers
+        target = await opened.target(self._program)
         run_id = f"{target.name}-{uuid4().hex}"
         servers.sampling[run_id] = dict(sampling_params)
         try:
-            with lent(runtime):
+            with lent(runtime):  # a graph's chat models look for a runtime at each of their calls
                 accepted = target.accept(self._input(kwargs))
                 run = await target.start(runtime, accepted, run_id, skips=True, tokens=True)
-            assert run.task is not None
-            try:
-                await asyncio.wait([run.task])
-            finally:
-                if not run.task.done():  # verl has cancelled this sample
-                    run.cancel()
+                assert run.task is not None
+                try:
                     await asyncio.wait([run.task])
-            await target.forget(run_id)
+                finally:
+                    if not run.task.done():  # verl has cancelled this sample
+                        run.cancel()
+                        await asyncio.wait([run.task])
+                    await target.forget(run_id)
         finally:
             del servers.sampling[run_id]
         with_logprobs = bool(sampling_params.get("logprobs"))
@@ -220,29 +248,12 @@ class ProgramLoop(AgentLoopBase):
             )
         return _python(fields[self._input_field])
 
-    async def _opened(self) -> _Opened:
-        """Return the runtime and the program of this worker."""
-        program = self._program if isinstance(self._program, str) else id(self._program)
-        key = id(self.server_manager), program
-        if key not in _OPENED:
-            _OPENED[key] = asyncio.create_task(self._open())
-        try:
-            return await asyncio.shield(_OPENED[key])
-        except Exception:
-            _OPENED.pop(key, None)
-            raise
-
     async def _open(self) -> _Opened:
-        program = self._program
-        if isinstance(program, str):
-            module, _, name = program.partition(":")
-            program = getattr(importlib.import_module(module), name or "program")
         limit = self.rollout_config.get("max_model_len")
         servers = VerlServers(self.server_manager, self.tokenizer, limit)
         async with AsyncExitStack() as stack:
-            target = await stack.enter_async_context(opened_target(program))
             runtime = await stack.enter_async_context(Runtime(servers))
-            return _Opened(runtime, servers, target, stack.pop_all())
+            return _Opened(runtime, servers, stack.pop_all())
 
     def _outputs(self, run: Run, *, with_logprobs: bool) -> list[AgentLoopOutput]:
         assert run.tokens is not None

@@ -61,6 +61,10 @@ def test_rewards_and_fields_are_where_verl_reads_them(outcome: dict[str, Any]) -
     assert [metric["num_preempted"] for metric in outcome["metrics"]] == [2, 2, 1]
 
 
+def test_the_chat_models_of_a_graph_call_verls_servers(outcome: dict[str, Any]) -> None:
+    assert outcome["graph"] == {"ids": [LOOK, UP, SKY, END], "temperature": 0.7}
+
+
 def test_a_program_that_fails_keeps_its_group(outcome: dict[str, Any]) -> None:
     """What it wrote has the reward 0. Where the user wants the error, verl gets it."""
     assert outcome["tensors"]["responses"][2][:4] == [LOOK, UP, WRONG, END]

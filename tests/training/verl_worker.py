@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from langgraph.graph import END, START, MessagesState, StateGraph
 from omegaconf import OmegaConf
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
@@ -26,6 +27,7 @@ from verl.utils.dataset.rl_dataset import RLHFDataset
 from verl.workers.rollout.replica import TokenOutput
 
 from agentrt import Context, program, tool
+from agentrt.integrations.langchain import ChatAgentRT
 from agentrt.training.verl import ProgramLoop, close_loops
 
 WORDS = ["<pad>", "</s>", "<user>", "<assistant>", "look", "up", "sky", "sea"]
@@ -59,6 +61,18 @@ async def forks(ctx: Context, fields: dict[str, Any]) -> None:
     """Two calls that do not extend each other, and no reward."""
     await ctx.llm(f"{fields['word']} up", max_tokens=4)
     await ctx.llm("look", max_tokens=4)
+
+
+async def answers(state: MessagesState) -> MessagesState:
+    await asyncio.sleep(0)
+    return {"messages": [await ChatAgentRT(max_tokens=4).ainvoke(state["messages"])]}
+
+
+GRAPH = StateGraph(MessagesState)
+GRAPH.add_node("answers", answers)
+GRAPH.add_edge(START, "answers")
+GRAPH.add_edge("answers", END)
+asks = GRAPH.compile()
 
 
 class Servers:
@@ -152,17 +166,16 @@ async def main() -> dict[str, Any]:
             await made.generate_sequences(rows(["wrong"], name))
         except Exception as error:  # what verl would see
             errors[name] = f"{type(error).__name__}: {error}"
-    loop = ProgramLoop(
-        agent_loop.DictConfigWrap(made.config),
-        servers,
-        made.tokenizer,
-        None,
-        RLHFDataset,
+    parts = (
+        *(agent_loop.DictConfigWrap(made.config), servers, made.tokenizer, None, RLHFDataset),
         agent_loop.DictConfigWrap(made.config.data),
-        program=forks,
-        input_field=None,
     )
+    loop = ProgramLoop(*parts, program=forks, input_field=None)
     several = await loop.run({"logprobs": False}, word="sky")
+    loop = ProgramLoop(*parts, program=asks, input_field=None)
+    chat = [{"role": "user", "content": "sky"}]
+    graph = await loop.run({"logprobs": False, "temperature": 0.7}, messages=chat)
+    graph_request = servers.requests[-1]
     await close_loops()
     tensors = {name: batch.batch[name].tolist() for name in batch.batch.keys()}  # noqa: SIM118  # not a mapping
     fields = {
@@ -183,6 +196,7 @@ async def main() -> dict[str, Any]:
             each.model_dump(include={"response_ids", "response_logprobs", "reward_score"})
             for each in several
         ],
+        "graph": {"ids": graph.response_ids, "temperature": graph_request["temperature"]},
         "errors": errors,
     }
 
