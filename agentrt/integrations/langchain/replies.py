@@ -108,10 +108,12 @@ class ChunkMaker:
         return tool_call_chunk(name=function.get("name"), args=text, id=call.get("id"), index=index)
 
     def _last(self, piece: Answer) -> ChatGenerationChunk:
+        # Without arguments, some servers send no text. At a limit, the text may also be cut off.
+        is_cut = self._ending.get("finish_reason") == "length"
         broken = [
             tool_call_chunk(args=_impossible_end(text), index=index)
             for index, text in self._arguments.items()
-            if not _is_whole(text)
+            if not (_is_whole(text) or (not text and not is_cut))
         ]
         message = AIMessageChunk(
             content="",
