@@ -155,7 +155,12 @@ class ChatAgentRT(BaseChatModel):
 
     @property
     def _identifying_params(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in _OPTIONS} | {"base_url": self.base_url}
+        """The values by which LangChain's caches tell models apart."""
+        params = {name: getattr(self, name) for name in _OPTIONS} | {"base_url": self.base_url}
+        if self.model is None and self._borrowed is not None:
+            # Runtimes may serve different models, and the cache must not mix their answers.
+            params["model"] = next(iter(self._borrowed.info.models), None)
+        return params
 
     def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> LangSmithParams:
         params = LangSmithParams(

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+from functools import partial
 from typing import Any
 
 import pytest
+from langchain_core.caches import InMemoryCache
 from langchain_core.exceptions import OutputParserException
 from langchain_core.messages import AIMessage, AIMessageChunk, HumanMessage, ToolMessage
 
@@ -14,6 +16,7 @@ from agentrt import Runtime, ToolCall
 from agentrt.errors import ConfigError
 from agentrt.integrations.langchain import ChatAgentRT
 from agentrt.integrations.langchain.replies import ChunkMaker
+from agentrt.request import Call
 from tests.doubles.choices import Output
 from tests.doubles.scripted import ScriptedExecutor
 from tests.integrations.langchain.samples import (
@@ -140,6 +143,33 @@ def test_parts_of_a_call_that_come_in_one_piece_are_one_call() -> None:
         ("add", {"a": 1}, "c1"),
         ("ping", {}, "c2"),
     ]
+
+
+@pytest.mark.parametrize(("finish", "valid"), [("tool_calls", True), ("length", False)])
+def test_a_streamed_call_without_arguments_is_valid_unless_it_was_cut(
+    finish: str, valid: bool
+) -> None:
+    function = {"name": "ping", "arguments": ""}
+    delta = {"tool_calls": [{"index": 0, "id": "call-1", "function": function}]}
+    choices = [{"index": 0, "delta": delta, "finish_reason": finish}]
+    maker, whole = ChunkMaker(), AIMessageChunk("")
+    for piece in ({"model": "m", "choices": choices}, {"choices": [], "agentrt": {}}):
+        for chunk in maker.chunks(piece):
+            whole += chunk.message
+    assert [call["args"] for call in whole.tool_calls] == [{}] * valid
+    assert len(whole.invalid_tool_calls) == (not valid)
+
+
+def said_by(name: str, call: Call) -> str:
+    return name
+
+
+async def test_a_cache_does_not_mix_the_models_of_several_runtimes() -> None:
+    cache = InMemoryCache()
+    for name in ("first", "second", "first"):
+        executor = ScriptedExecutor(partial(said_by, name), model=name)
+        async with Runtime(executor) as runtime:
+            assert (await ChatAgentRT(runtime=runtime, cache=cache).ainvoke("hi")).text == name
 
 
 async def test_choices_are_generations(model: ChatAgentRT, executor: ScriptedExecutor) -> None:
