@@ -21,7 +21,7 @@ from agentrt.cli.streams import show_json
 from agentrt.cli.values import check_output
 from agentrt.executors.base import last_reply
 from agentrt.executors.vllm.options import EngineOptions, check_model, has_gpus
-from agentrt.lab.commands.options import note
+from agentrt.lab.commands.options import note, write
 from agentrt.lab.engine.engines import LabEngine, StockEngine, started
 from agentrt.lab.engine.hardware import hardware
 from agentrt.lab.engine.step_time import Sample, StepTimeModel, StepWork, fit
@@ -85,12 +85,13 @@ def calibrate(engine_flags: tuple[str, ...], **options: Any) -> None:
         verbose=options["verbose"],
     )
     model = Interrupts(note).run(_calibrate(engine, options["rounds"]))
-    if options["out"] is not None:
-        model.save(options["out"])
-        note(f"written: {options['out']}")
     click.echo(table(model))
     if options["as_json"]:
         show_json(asdict(model))
+    # Last, so that the measurement is shown even if the file cannot be written.
+    write(options["out"], model.as_text())
+    if options["out"] is not None:
+        note(f"written: {options['out']}")
 
 
 async def _calibrate(options: EngineOptions, rounds: int) -> StepTimeModel:

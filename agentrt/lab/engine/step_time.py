@@ -125,8 +125,12 @@ class StepTimeModel:
             + context * self.per_context_token_s
         )
 
+    def as_text(self) -> str:
+        """Return the text of a step-time file, which `load` reads."""
+        return json.dumps(asdict(self), indent=2) + "\n"
+
     def save(self, path: Path) -> None:
-        path.write_text(json.dumps(asdict(self), indent=2) + "\n", encoding="utf-8")
+        path.write_text(self.as_text(), encoding="utf-8")
 
     @classmethod
     def load(cls, path: Path) -> StepTimeModel:

@@ -95,6 +95,18 @@ def test_it_measures_fits_tells_and_writes(
     assert model.error < 0.01
 
 
+def test_a_full_disk_does_not_lose_the_measurement(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "steps.json"
+    out.symlink_to("/dev/full")
+    assert call(["calibrate", "--out", str(out), "--json"]) == 2
+    said = capsys.readouterr()
+    assert json.loads(said.out.splitlines()[-1])["samples"] > 0
+    assert "cannot be written: no space left on device" in said.err
+    assert "Traceback" not in said.err
+
+
 @pytest.mark.parametrize(
     ("args", "message"),
     [
