@@ -152,10 +152,14 @@ def test_a_streamed_call_without_arguments_is_valid_unless_it_was_cut(
     function = {"name": "ping", "arguments": ""}
     delta = {"tool_calls": [{"index": 0, "id": "call-1", "function": function}]}
     choices = [{"index": 0, "delta": delta, "finish_reason": finish}]
-    maker, whole = ChunkMaker(), AIMessageChunk("")
-    for piece in ({"model": "m", "choices": choices}, {"choices": [], "agentrt": {}}):
-        for chunk in maker.chunks(piece):
-            whole += chunk.message
+    pieces: list[dict[str, Any]] = [
+        {"model": "m", "choices": choices},
+        {"choices": [], "agentrt": {}},
+    ]
+    maker = ChunkMaker()
+    first, last = [chunk.message for piece in pieces for chunk in maker.chunks(piece)]
+    whole = first + last
+    assert isinstance(whole, AIMessageChunk)
     assert [call["args"] for call in whole.tool_calls] == [{}] * valid
     assert len(whole.invalid_tool_calls) == (not valid)
 
