@@ -111,8 +111,9 @@ def _add_batches(router: APIRouter, services: BatchServices, runners: BatchRunne
         record = records.get(tenant_of(request), batch_id)
         if record.status in ("validating", "in_progress"):
             record.enter("cancelling", services.clock.now())
-            await records.put(record)
+            # First: if the disk is full, the client gets an error, and the batch ends nevertheless.
             runners.interrupt(record)
+            await records.put(record)
         elif record.status != "cancelling":
             text = f"batch {batch_id!r} has status {record.status!r} and cannot be cancelled"
             raise ApiError(400, text, code="batch_not_cancellable")

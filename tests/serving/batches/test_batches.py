@@ -14,8 +14,9 @@ from agentrt.batch.lines import LineFile
 from agentrt.request import Call
 from agentrt.serving.batches import runner
 from agentrt.serving.batches.lines import LineAnswer, LineRequest
-from agentrt.serving.batches.postgres import PostgresAnswers
+from agentrt.serving.batches.postgres import PostgresAnswers, PostgresStorage
 from agentrt.serving.batches.requests import ModelEndpoint
+from agentrt.serving.batches.storage import FolderStorage
 from agentrt.serving.tenants import Limits
 from tests.doubles.machine import NOON, Machine
 from tests.serving.batches.client import CHATS, request, serve_batches
@@ -437,3 +438,31 @@ async def test_a_cancelled_batch_waits_between_its_tries_while_the_disk_is_full(
             batch = await server.client.batches.retrieve(batch.id)
         assert batch.status == "cancelling"
         assert len(tries) <= 2
+
+
+async def test_a_batch_is_cancelled_although_the_disk_is_full(
+    tmp_path: Path, database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The request for the cancellation gets an error, and the calls of the batch are aborted. The
+    batch has ended when the disk has space again.
+    """
+    kind: Any = FolderStorage if database == "sqlite" else PostgresStorage
+    whole, is_full = kind.put_record, False
+
+    def put_record(storage: Any, *args: Any) -> None:
+        if is_full:
+            raise OSError(28, "No space left on device")
+        whole(storage, *args)
+
+    monkeypatch.setattr(kind, "put_record", put_record)
+    monkeypatch.setattr(runner, "_FIRST_BACKOFF_S", 0.01)
+    async with serve_batches(tmp_path, answer_text, kind=Held) as server:
+        engine = server.local.engine
+        batch = await server.batch(request("0"), request("1"))
+        await server.local.until(lambda: len(engine.open) == 2)
+        is_full = True
+        with pytest.raises(openai.APIStatusError):
+            await server.client.batches.cancel(batch.id)
+        await server.local.until(lambda: not engine.open)
+        is_full = False
+        assert (await server.until(batch)).status == "cancelled"
