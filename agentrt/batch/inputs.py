@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import datetime
 import gzip
 import hashlib
 import io
@@ -20,6 +21,7 @@ import tempfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from decimal import Decimal
 from pathlib import Path
 from typing import IO, Any
 
@@ -60,6 +62,7 @@ _SIGNS: dict[str, Callable[[Any, Any], bool]] = {
     ">": operator.gt,
     ">=": operator.ge,
 }
+_EQUALITY = ("=", "==", "!=")
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,12 +145,14 @@ class Condition:
             try:
                 actual = files.parse_json(actual)
             except ValueError:
+                if self.sign not in _EQUALITY:
+                    return False  # the text, such as "" or "n/a", is neither less nor greater
                 wanted = _as_text(wanted)
-        elif (
-            isinstance(wanted, str)
-            and not isinstance(actual, str)
-            and self.sign in ("=", "==", "!=")
-        ):
+        elif isinstance(wanted, str) and isinstance(actual, datetime.date | datetime.time):
+            wanted = _as_moment(wanted, actual)
+        elif isinstance(wanted, float) and isinstance(actual, Decimal):
+            wanted = Decimal(str(wanted))  # the float 0.1 is not equal to the decimal 0.1
+        elif isinstance(wanted, str) and not isinstance(actual, str) and self.sign in _EQUALITY:
             actual = _as_text(actual)
         try:
             return bool(_SIGNS[self.sign](actual, wanted))
@@ -155,8 +160,30 @@ class Condition:
             return False
 
 
+def _as_moment(text: str, like: datetime.date | datetime.time) -> Any:
+    """Return the date or time that a text in the form of ISO 8601 names, of the type of ``like``,
+    which comes from a Parquet file, and in its time zone if the text names none. Return any other
+    text unchanged.
+    """
+    kinds = (datetime.datetime, datetime.date, datetime.time)
+    kind = next(each for each in kinds if isinstance(like, each))
+    try:
+        moment = kind.fromisoformat(text)
+    except ValueError:
+        return text
+    zone = getattr(like, "tzinfo", None)
+    if isinstance(moment, datetime.datetime | datetime.time) and moment.tzinfo is None:
+        return moment.replace(tzinfo=zone)
+    return moment
+
+
 def _as_text(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value, default=str, ensure_ascii=False)
+    """Return a value as JSON, and a text or a value that JSON does not have, such as a date, as its
+    text.
+    """
+    if value is None or isinstance(value, bool | int | float | list | dict):
+        return json.dumps(value, default=str, ensure_ascii=False)
+    return str(value)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import datetime
 import gzip
 import io
 import json
 import re
 import sys
 from collections.abc import Callable, Iterator
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -161,6 +163,62 @@ def test_conditions(
     else:
         inputs = InputFile(str(path), conditions=[Condition.parse(condition)])
         assert [item.id for item in inputs] == ids
+
+
+@pytest.mark.parametrize(
+    ("condition", "ids"),
+    [
+        ("level>=3", ["a"]),
+        ("level<3", ["b"]),
+        ("level!=3", ["b", "c", "d", "e"]),
+        ("level=n/a", ["c"]),
+        ("level>'c'", ["c"]),
+    ],
+)
+def test_a_text_is_neither_less_nor_greater_than_a_number(
+    condition: str, ids: list[str], tmp_path: Path
+) -> None:
+    """A field of a CSV file that is empty, or has a text in place of a number."""
+    path = tmp_path / "x.csv"
+    path.write_text("id,level\na,3\nb,1\nc,n/a\nd,\ne,NaN\n", "utf-8")
+    inputs = InputFile(str(path), conditions=[Condition.parse(condition)])
+    assert [item.id for item in inputs] == ids
+
+
+@pytest.mark.parametrize(
+    ("condition", "ids"),
+    [
+        ("day=2024-05-01", ["a"]),
+        ("day!=2024-05-01", ["b"]),
+        ("day>2024-05-01", ["b"]),
+        ("day~^2024", ["a"]),
+        ("at=2024-05-01T08:30:00Z", ["a"]),
+        ("at='2024-05-01 08:30:00'", ["a"]),
+        ("at<2025-01-01", ["a"]),
+        ("at<=next year", []),
+        ("clock>=12:00", ["b"]),
+        ("price=0.10", ["a"]),
+        ("price<1", ["a"]),
+    ],
+)
+def test_conditions_on_dates_and_decimals_of_parquet(
+    condition: str, ids: list[str], tmp_path: Path
+) -> None:
+    path, zone = tmp_path / "x.parquet", datetime.UTC
+    moments = [
+        datetime.datetime(2024, 5, 1, 8, 30, tzinfo=zone),
+        datetime.datetime(2025, 2, 3, 13, 0, tzinfo=zone),
+    ]
+    table = {
+        "id": ["a", "b"],
+        "day": [moment.date() for moment in moments],
+        "at": moments,
+        "clock": [moment.time() for moment in moments],
+        "price": [Decimal("0.10"), Decimal("2.50")],
+    }
+    pyarrow.parquet.write_table(pyarrow.table(table), path)
+    inputs = InputFile(str(path), conditions=[Condition.parse(condition)])
+    assert [item.id for item in inputs] == ids
 
 
 def test_the_limit_counts_what_the_conditions_leave(tmp_path: Path) -> None:
