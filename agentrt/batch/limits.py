@@ -68,6 +68,18 @@ def check_count(
         raise ConfigError(f"{name} must be a whole number {allowed}, got {value!r:.80}{meaning}")
 
 
+def check_price(price: object) -> None:
+    """Raise `ConfigError` for a price that is not a pair of finite numbers of at least 0."""
+    match price:
+        case (Real() as prompt, Real() as output):
+            if all(0 <= float(each) < math.inf for each in (prompt, output)):
+                return
+    raise ConfigError(
+        "price must be two numbers of at least 0, the prices of a million prompt tokens and of a "
+        f"million output tokens, such as (0.15, 0.6), got {price!r:.80}; None means no price"
+    )
+
+
 def tokens_of(run: Run) -> int:
     """Return the number of prompt and output tokens of a run's calls that have ended."""
     return run.row.usage.prompt_tokens + run.row.usage.output_tokens
@@ -80,13 +92,13 @@ def read_share(value: str | float | None, name: str = "stop_when") -> float | No
     if value is None:
         return None
     share = math.nan
-    if not isinstance(value, str):
+    if isinstance(value, Real):
         share = float(value)
-    elif match := re.fullmatch(r"\s*([\d.]+)\s*(%?)\s*", value):
+    elif isinstance(value, str) and (match := re.fullmatch(r"\s*([\d.]+)\s*(%?)\s*", value)):
         try:
             share = float(match[1]) / (100 if match[2] else 1)
         except ValueError:
             share = math.nan
     if not 0 < share <= 1:
-        raise ConfigError(f"{name} {value!r}: give a share such as 99% or 0.99")
+        raise ConfigError(f"{name} {value!r:.80}: give a share such as 99% or 0.99")
     return share

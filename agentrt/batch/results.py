@@ -260,8 +260,10 @@ class ResultFile(OutputFile):
 
     def _is_scored(self, result: Result) -> bool:
         """Return whether a result has all scores, and no score has raised an error."""
-        there = {name.partition(".")[0] for name in result.scores}
-        return not result.score_errors and there.issuperset(self._scores)
+        return not result.score_errors and all(
+            any(name == score or name.startswith(f"{score}.") for name in result.scores)
+            for score in self._scores
+        )
 
     def abandon(self) -> None:
         super().abandon()

@@ -9,6 +9,7 @@ import math
 import re
 import threading
 import time
+from collections import Counter
 from collections.abc import (
     AsyncGenerator,
     AsyncIterable,
@@ -25,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrt.batch.inputs import Fields, Item, NoInputError, Problem, key_of
-from agentrt.batch.limits import ItemLimits, check_count, read_share
+from agentrt.batch.limits import ItemLimits, check_count, check_price, read_share
 from agentrt.batch.plain import as_json
 from agentrt.batch.results import Over, Result, ResultFile, Retry
 from agentrt.batch.scores import Score, ScoreError, value_of
@@ -92,6 +93,8 @@ class BatchSettings:
     def __post_init__(self) -> None:
         check_count("samples", self.samples, 1, most=MAX_SAMPLES)
         check_count("max_live", self.max_live, 1)
+        if self.price is not None:
+            check_price(self.price)
 
 
 @dataclass(frozen=True, slots=True)
@@ -785,6 +788,12 @@ async def opened_batch(
     for each in scores:
         if not isinstance(each, Score):
             raise ConfigError(f"scores: {each!r:.80} is not a score; make it one with score(...)")
+    names = Counter(score.name for score in {id(score): score for score in scores}.values())
+    for name, count in names.items():
+        if count > 1:
+            raise ConfigError(
+                f"scores: two scores are called {name!r}; rename one: score(name=...)"
+            )
     async with AsyncExitStack() as stack:
         path = None if out is None else Path(out)
         file = None

@@ -482,6 +482,21 @@ async def test_scores_of_all_kinds_and_those_that_raise(tmp_path: Path) -> None:
     assert (outcome["2"].scores, outcome["2"].score_errors) == ({}, {})
 
 
+async def test_a_score_whose_name_has_a_dot_is_computed_once(tmp_path: Path) -> None:
+    """With ``retry="scores"``, a result that has the score is not scored again."""
+    times: list[str] = []
+
+    @score(name="exact.first")
+    def exact(record: Any, result: str) -> int:
+        times.append(result)
+        return 1
+
+    for retry in (None, "scores"):
+        [tea] = await results(["tea"], scores=[exact], out=tmp_path / "r.jsonl", retry=retry)
+        assert tea.scores == {"exact.first": 1.0}
+    assert len(times) == 1
+
+
 async def test_a_score_that_takes_too_long_is_an_error() -> None:
     async def endless_score(record: Any, result: str) -> int:
         await asyncio.Event().wait()
@@ -576,6 +591,18 @@ async def test_a_score_that_changes_its_arguments_changes_no_result(tmp_path: Pa
         ([1], {"timeout": "1"}, "timeout must be a number above 0, got '1'"),
         ([1], {"timeout": float("nan")}, "timeout must be a number above 0, got nan"),
         ([1], {"scores": [len]}, "is not a score"),
+        (
+            [1],
+            {"scores": [score(name="same")(scored), score(name="same")(raises)]},
+            "scores: two scores are called 'same'; rename one",
+        ),
+        ([1], {"price": (float("nan"), 1.0)}, "price must be two numbers of at least 0"),
+        ([1], {"price": (1.0, float("inf"))}, "price must be two numbers of at least 0"),
+        ([1], {"price": (1.0, -1.0)}, "price must be two numbers of at least 0"),
+        ([1], {"price": ("1", "2")}, "price must be two numbers of at least 0"),
+        ([1], {"price": (1.0,)}, "price must be two numbers of at least 0"),
+        ([1], {"price": 1.0}, "price must be two numbers of at least 0"),
+        ([1], {"stop_when": [0.5]}, "stop_when [0.5]: give a share such as 99%"),
         (
             "a question",
             {},
