@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from agentrt.errors import text_of
 from agentrt.graph import Node, NodeKind
 from agentrt.runtime.events import (
     Event,
@@ -364,7 +365,7 @@ class Renderer:
 
     def _error(self, error: BaseException) -> str:
         kind = type(error).__name__
-        return clipped(f"{kind}: {error}") if self._texts else kind
+        return clipped(f"{kind}: {text_of(error)}") if self._texts else kind
 
     def _name(self, program_id: str) -> str:
         return program_id if self.sees(program_id) else _OTHER_TENANTS

@@ -127,6 +127,30 @@ async def test_programs_are_listed_by_state_type_and_page() -> None:
         assert (page["live"], page["ended"]) == (0, 3)
 
 
+class SilentError(Exception):
+    """An error whose own code fails when it has to give its text."""
+
+    def __str__(self) -> str:
+        raise ZeroDivisionError
+
+
+@program
+async def fails(ctx: Context) -> None:
+    raise SilentError
+
+
+async def test_an_error_that_has_no_text_breaks_no_list() -> None:
+    """The lists and the graph of the run were a 500, for all readers who may see the run."""
+    async with served() as at:
+        run = at.runtime.start(fails)
+        with pytest.raises(SilentError):
+            await run.wait()
+        text = "SilentError: the error has no text (ZeroDivisionError)"
+        [row] = (await at.json("/v1/runs"))["recent"]
+        assert (row["id"], row["error"]) == (run.id, text)
+        assert (await at.json(f"/v1/runs/{run.id}"))["run"]["error"] == text
+
+
 async def test_the_former_path_of_runs_works_with_a_notice(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
