@@ -51,6 +51,7 @@ _WRITE_BYTES = 1024 * 1024
 """Number of bytes of expired lines that are collected before they are written."""
 _FIRST_BACKOFF_S = 1.0
 _MAX_BACKOFF_S = 60.0
+_NO_INPUT = input_error("file_not_found", "the input file does not exist any more")
 _log = logging.getLogger(__name__)
 
 
@@ -135,8 +136,7 @@ class BatchRunner:
         try:
             check = await asyncio.to_thread(check_input, self._input, record.endpoint)
         except FileNotFoundError:
-            text = "the input file does not exist any more"
-            check = InputCheck(errors=[input_error("file_not_found", text)])
+            check = InputCheck(errors=[_NO_INPUT])
         if record.status != "validating":
             return
         record.errors = check.errors
@@ -175,9 +175,20 @@ class BatchRunner:
         if not task.cancelled() and (error := task.exception()) is not None:
             raise first_of(error)
         done = await asyncio.to_thread(self._count_answers)
+        is_complete = len(done) == record.total
+        has_input = is_complete or await asyncio.to_thread(self._has_input)
         if record.status == "in_progress" and not self._is_draining:
-            record.final_status = "completed" if len(done) == record.total else "expired"
+            record.final_status = "completed" if is_complete else "expired"
+            if not has_input:
+                record.final_status, record.errors = "failed", [_NO_INPUT]
             await self._enter("finalizing")
+
+    def _has_input(self) -> bool:
+        try:
+            self._input.size()
+        except FileNotFoundError:
+            return False
+        return True
 
     def _open_files(self) -> tuple[AnswerLines, AnswerLines, set[int]]:
         """Return the output file, the error file, and the numbers of the answered requests."""

@@ -53,7 +53,8 @@ class StoredBatch:
       chosen when the batch is created.
     - ``output_lifetime_s``: seconds until these two files expire; None if they do not expire.
     - ``entered_at``: by status, the Unix time in seconds at which the batch entered it.
-    - ``final_status``: the status that follows ``finalizing``: ``completed`` or ``expired``.
+    - ``final_status``: the status that follows ``finalizing``: ``completed``, ``expired``, or
+      ``failed`` if the input file has vanished.
     - ``total``, ``completed`` and ``failed``: numbers of requests.
     """
 

@@ -20,6 +20,7 @@ from agentrt.serving.batches.storage import FolderStorage
 from agentrt.serving.tenants import Limits
 from tests.doubles.machine import NOON, Machine
 from tests.serving.batches.client import CHATS, request, serve_batches
+from tests.serving.batches.conftest import sqlite_only
 from tests.serving.local import MODEL, Held
 from tests.serving.tenants.plain_keys import PlainKeys
 
@@ -388,6 +389,29 @@ async def test_the_next_server_continues_a_batch(tmp_path: Path, database: str) 
         assert batch.status == "completed"
         output = await server.lines(batch.output_file_id)
         assert [text_of(line) for line in output] == [f"said {n + 1}" for n in range(30)]
+
+
+@sqlite_only
+async def test_a_batch_whose_input_file_vanishes_fails(tmp_path: Path) -> None:
+    """1. A server stops while requests of a batch are in flight. 2. Somebody removes the input file
+    from the folder. 3. On the next server, the batch fails with the reason; it has not expired.
+    """
+    async with serve_batches(tmp_path, answer_text, kind=Held) as server:
+        batch = await server.batch(request("0"), request("1"))
+        await server.local.until(lambda: len(server.local.engine.open) == 2)
+    remove_content(tmp_path, batch.input_file_id)
+    async with serve_batches(tmp_path, answer_text) as server:
+        batch = await server.until(await server.client.batches.retrieve(batch.id))
+        assert (batch.status, batch.expired_at) == ("failed", None)
+        assert batch.errors is not None
+        [error] = batch.errors.data or []
+        assert error.code == "file_not_found"
+
+
+def remove_content(folder: Path, file_id: str) -> None:
+    """Remove the content of a file from the disk."""
+    [path] = folder.glob(f"a.db.files/*/{file_id}.jsonl")
+    path.unlink()
 
 
 def add_half_lines(folder: Path) -> None:
