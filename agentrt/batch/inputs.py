@@ -219,12 +219,12 @@ class Fields:
             raw_value = record[self.input]
         if self.id is not None:
             id_value = record[self.id]
-        if not _is_id(id_value):
+        if not is_id(id_value):
             return Problem(place, f"invalid id {id_value!r}; an id is a text or a whole number")
         return Item(str(id_value), raw_value, record, place)
 
 
-def _is_id(value: Any) -> bool:
+def is_id(value: Any) -> bool:
     """Return whether a value can be an id, which must come back unchanged from a file."""
     if isinstance(value, str):
         return value != "" and not any("\ud800" <= letter <= "\udfff" for letter in value)

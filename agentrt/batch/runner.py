@@ -25,7 +25,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from agentrt.batch.inputs import Fields, Item, NoInputError, Problem, key_of
+from agentrt.batch.inputs import Fields, Item, NoInputError, Problem, is_id, key_of
 from agentrt.batch.limits import ItemLimits, check_count, check_price, read_share
 from agentrt.batch.plain import as_json
 from agentrt.batch.results import Over, Result, ResultFile, Retry
@@ -867,6 +867,10 @@ async def items_of(
         item: Item | Problem
         if isinstance(record, Item):
             item = record
+            item_id: object = record.id
+            if not isinstance(item_id, str) or not is_id(item_id):
+                reason = f"an item's id is a text in UTF-8 that is not empty, got {item_id!r:.80}"
+                item = Problem(f"input {number}", reason)
         else:
             if number == 1:
                 fields = fields.settled(record)

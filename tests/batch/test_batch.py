@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -582,6 +582,9 @@ async def test_a_score_that_changes_its_arguments_changes_no_result(tmp_path: Pa
     ("inputs", "options", "says"),
     [
         ([Item("a", 1, 1), Item("a", 2, 2)], {}, "occurs twice"),
+        ([Item(cast("str", 7), 1, 1)], {}, "input 1: an item's id is a text in UTF-8"),
+        ([Item("", 1, 1)], {}, "input 1: an item's id is a text in UTF-8 that is not empty"),
+        ([Item("a", 1, 1), Item("\ud800", 1, 1)], {}, "input 2: an item's id is a text in UTF-8"),
         (["tea"], {"input_field": "q"}, "no field 'q'"),
         ([1], {"samples": 0}, "samples must be a whole number from 1 to 1,000,000, got 0"),
         ([1], {"samples": 10**30}, "samples must be a whole number from 1 to 1,000,000"),
