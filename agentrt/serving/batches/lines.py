@@ -223,12 +223,17 @@ def answered_numbers(content: Content) -> Iterator[int]:
             yield int(line[: line.index(b'",')].rpartition(b"_")[2])
 
 
-def total_usage(content: Content) -> Mapping[str, Any]:
-    """Return the tokens of all answers in an output file, as the ``usage`` of a batch object."""
+def total_usage(content: Content) -> Mapping[str, Any] | None:
+    """Return the tokens of all answers in an output file, as the ``usage`` of a batch object, or
+    None if no answer has its tokens, as the answers of programs.
+    """
     tokens = dict.fromkeys(("input", "output", "cached", "reasoning"), 0)
+    answers = counted = 0
     for _, line in numbered_lines(content):
+        answers += 1
         usage = from_json(line)["response"]["body"].get("usage")
         if isinstance(usage, dict):
+            counted += 1
             read, written = (
                 ("prompt", "completion") if "prompt_tokens" in usage else ("input", "output")
             )
@@ -242,6 +247,8 @@ def total_usage(content: Content) -> Mapping[str, Any]:
             tokens["input"] += cached + (usage.get("cache_creation_input_tokens") or 0)
             details = usage.get(f"{written}_tokens_details") or {}
             tokens["reasoning"] += details.get("reasoning_tokens") or 0
+    if answers and not counted:
+        return None
     return {
         "input_tokens": tokens["input"],
         "input_tokens_details": {"cached_tokens": tokens["cached"]},
