@@ -631,10 +631,19 @@ def _parquet() -> Any:
 def _rows(file: IO[bytes], name: str) -> Iterator[tuple[str, Any]]:
     number = 0
     try:
-        for rows in _parquet().ParquetFile(file).iter_batches(batch_size=_ROWS):
+        table = _parquet().ParquetFile(file)
+        columns = table.schema_arrow.names
+        if len(set(columns)) < len(columns):
+            raise UsageError(
+                f"{name}: two columns have the same name, of which a record can have only one; "
+                "rename one of them"
+            )
+        for rows in table.iter_batches(batch_size=_ROWS):
             for record in rows.to_pylist():
                 number += 1
                 yield f"row {number}", record
-    except ValueError as error:  # pyarrow's other error for damaged files, OSError, is caught above
+    # `_records` handles pyarrow's other error for damaged files, OSError. An OverflowError is a
+    # date that Python does not have, such as one after the year 9999.
+    except (ValueError, OverflowError) as error:
         reason = " ".join(str(error).split())
         raise UsageError(f"{name} cannot be read as a Parquet file: {reason}") from error

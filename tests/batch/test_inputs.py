@@ -81,6 +81,28 @@ def test_rows_of_parquet_become_records(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("table", "says"),
+    [
+        (
+            pyarrow.Table.from_arrays([pyarrow.array([1])] * 2, names=["q", "q"]),
+            "two columns have the same name",
+        ),
+        (
+            pyarrow.table({"q": pyarrow.array([2**62], pyarrow.timestamp("us"))}),
+            "cannot be read as a Parquet file: date value out of range",
+        ),
+    ],
+)
+def test_parquet_that_is_no_table_of_records(
+    table: pyarrow.Table, says: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "x.parquet"
+    pyarrow.parquet.write_table(table, path)
+    with pytest.raises(UsageError, match=says):
+        InputFile(str(path)).check(lambda raw_value: raw_value)
+
+
+@pytest.mark.parametrize(
     ("name", "unknown"), [("x.txt", ".txt"), ("x.txt.gz", ".txt"), ("x.gz", "x.gz"), ("x", "x")]
 )
 def test_the_ending_that_is_not_known_is_named(name: str, unknown: str, tmp_path: Path) -> None:
