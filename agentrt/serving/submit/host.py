@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from agentrt.contexts import TokenContext, choices, ebnf, json_schema, regex
-from agentrt.errors import AgentrtError, ConfigError, UsageError
+from agentrt.errors import ConfigError, UsageError
 from agentrt.program import Context
 from agentrt.program.options import LLMOptions, make_request
 from agentrt.request import Reply, ToolSpec
@@ -109,7 +109,7 @@ class HostCalls:
         try:
             reply = await self._ctx.llm(ask, **{**chosen, "max_tokens": each})
             used = reply.report.uncached_tokens + _output_tokens(reply)
-        except AgentrtError:
+        except Exception:  # also a TypeError about an option: no call was made
             used = 0
             raise
         finally:
@@ -171,10 +171,8 @@ class HostCalls:
     async def _generate(self, target: int, **options: Any) -> Mapping[str, Any]:
         context = self._of(target)
         chosen = checked("generate", options, _OPTIONS)
-        if not 0 <= (chosen.get("logprobs") or 0) <= _MOST_LIKELY:
-            raise ConfigError(
-                f"logprobs must be from 0 to {_MOST_LIKELY}, got {chosen['logprobs']!r}"
-            )
+        if chosen.get("logprobs") is not None:
+            _check_likely("logprobs", chosen["logprobs"])
         if chosen.get("constrain") is not None:
             chosen["constrain"] = constraint(chosen["constrain"])
         wanted = self._tokens.reserve(token_limit(chosen.pop("max_tokens", 256)))
@@ -182,7 +180,7 @@ class HostCalls:
         try:
             done = await context.generate(wanted, **chosen)
             used = done.report.uncached_tokens + done.report.output_tokens
-        except AgentrtError:
+        except Exception:  # also a TypeError about an option: no call was made
             used = 0
             raise
         finally:
@@ -197,9 +195,8 @@ class HostCalls:
 
     async def _score(self, target: int, content: Any, **options: Any) -> Any:
         chosen = checked("score", options, ("top",))
+        _check_likely("top", chosen.get("top", 0))
         context, used = self._of(target), self._tokens.reserve(1)
-        if not 0 <= chosen.get("top", 0) <= _MOST_LIKELY:
-            raise ConfigError(f"top must be from 0 to {_MOST_LIKELY}, got {chosen['top']!r}")
         try:
             scores = await context.score(content, **chosen)
             used += scores.report.uncached_tokens
@@ -214,6 +211,14 @@ class HostCalls:
         context = self._of(target)
         self._tokens.settle(self._tokens.reserve(1), 1)
         return [list(pair) for pair in await context.next_tokens(k, **chosen)]
+
+
+def _check_likely(name: str, count: object) -> None:
+    """Raise `ConfigError` for a number of most likely tokens that is not from 0 to the maximum."""
+    if not isinstance(count, int) or not 0 <= count <= _MOST_LIKELY:
+        raise ConfigError(
+            f"{name} must be a whole number from 0 to {_MOST_LIKELY}, got {count!r:.80}"
+        )
 
 
 def _check_content(content: Any) -> None:

@@ -179,6 +179,21 @@ async def main(ctx):
     ]
 
 
+async def test_a_call_that_its_options_prevent_uses_no_tokens() -> None:
+    """Without a limit of its own, the call reserves all tokens that the program has left."""
+    source = """
+async def main(ctx):
+    context = await ctx.context("rivers of")
+    try:
+        await context.generate(None, stop=3)
+    except Exception:
+        return len((await context.generate(3)).token_ids)
+"""
+    async with open_server(submit=True) as local:
+        run = await send(local, source)
+    assert (run["error"], run["result"]) == (None, 3)
+
+
 WRONG: list[tuple[str, int | None, str]] = [
     ("async def main(ctx):\n    x = 1\n    return 1 / 0\n", 3, "division by zero"),
     ("def f(:\n    pass\n", 1, "SyntaxError"),
@@ -190,6 +205,16 @@ WRONG: list[tuple[str, int | None, str]] = [
     ("async def main(ctx):\n    return ctx._emitter\n", 2, "no attribute '_emitter'"),
     ("async def main(ctx):\n    return await _ask('tool', 0, [], {})\n", 2, "has no operation"),
     ("async def main(ctx):\n    return await ctx.llm('x', after=1)\n", 2, "no option 'after'"),
+    (
+        "async def main(ctx):\n    x = await ctx.context('x')\n    await x.score('y', top='z')\n",
+        3,
+        "top must be a whole number from 0 to 64, got 'z'",
+    ),
+    (
+        "async def main(ctx):\n    x = await ctx.context('x')\n    await x.generate(logprobs='')\n",
+        3,
+        "logprobs must be a whole number from 0 to 64, got ''",
+    ),
     ("async def main(ctx):\n    await ctx.llm('x' * 2000000)\n", 2, "1048576 bytes at most"),
     (
         (
