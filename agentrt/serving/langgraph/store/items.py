@@ -85,7 +85,7 @@ class TenantStore(BaseStore):
             case GetOp():
                 return op._replace(namespace=(self._root, *op.namespace))
             case PutOp():
-                ttl = op.ttl and max(op.ttl, _SHORTEST_TTL)
+                ttl = max(op.ttl, _SHORTEST_TTL) if op.ttl and op.ttl > 0 else op.ttl
                 return op._replace(namespace=(self._root, *op.namespace), ttl=ttl)
             case SearchOp():
                 return op._replace(namespace_prefix=(self._root, *op.namespace_prefix))
