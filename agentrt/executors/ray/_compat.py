@@ -44,9 +44,10 @@ def _free_of_nodes() -> list[dict[str, float]]:
 def _is_placed(actor_id: str) -> bool:
     from ray._private.state import actors
 
-    # Ray sets the port when a process on a node is reserved for the actor. The state of the actor
-    # does not tell that: it is PENDING_CREATION until the actor's constructor has returned.
-    return bool(actors(actor_id).get("Address", {}).get("Port"))
+    # Ray sets the process id when a process on a node is reserved for the actor. The address of the
+    # actor is set earlier, if one node refers the actor to another, and its state is
+    # PENDING_CREATION until the actor's constructor has returned.
+    return bool(actors(actor_id).get("Pid"))
 
 
 def _asked(question: Callable[..., Any], *args: Any) -> Any:
