@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import shutil
+import threading
 from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import IO, BinaryIO, Protocol
@@ -141,6 +142,8 @@ class FolderStorage:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._lock: IO[str] | None = None
+        self._opening = threading.Lock()
+        """Held while the folder is created and locked, since several threads may write first."""
         if path.exists():
             try:
                 self._open()
@@ -165,8 +168,9 @@ class FolderStorage:
         `BlockingIOError` if another process has locked the storage, and another `OSError` if the
         folder cannot be created.
         """
-        if self._lock is None:
-            self._open()
+        with self._opening:
+            if self._lock is None:
+                self._open()
         folder = self._of(tenant)
         if not folder.is_dir():
             folder.mkdir(mode=0o700, exist_ok=True)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -146,6 +148,26 @@ async def test_files_that_are_uploaded_at_once_count_and_keep_their_order(tmp_pa
         await create(file=("after", b"x" * size), purpose="batch")
     async with serve_batches(tmp_path) as server:
         assert [file.id async for file in server.client.files.list()][1:] == listed
+
+
+@sqlite_only
+def test_threads_that_write_at_once_create_the_folder_once(tmp_path: Path) -> None:
+    interval, count = sys.getswitchinterval(), 8
+    with ThreadPoolExecutor(count) as pool:
+        sys.setswitchinterval(1e-6)
+        try:
+            for number in range(100):
+                storage, ready = FolderStorage(tmp_path / str(number)), threading.Barrier(count)
+
+                def write(storage: FolderStorage, ready: threading.Barrier) -> Path:
+                    ready.wait()
+                    return storage.create("default")
+
+                futures = [pool.submit(write, storage, ready) for _ in range(count)]
+                assert len({future.result() for future in futures}) == 1
+                storage.close()
+        finally:
+            sys.setswitchinterval(interval)
 
 
 @sqlite_only
