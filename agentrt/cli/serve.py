@@ -242,7 +242,7 @@ def serve(targets: tuple[str, ...], engine_flags: tuple[str, ...], **options: An
     """
     # Imported here, so that --help stays fast.
     if options["check"]:
-        from agentrt.cli.serve_job import check
+        from agentrt.cli.check import check
 
         return check(targets)
     from agentrt.cli.engines import check_kind, read_fleet
