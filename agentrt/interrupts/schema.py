@@ -10,7 +10,6 @@ import inspect
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
 from functools import lru_cache
 from typing import Annotated, Any, get_type_hints
 
@@ -273,14 +272,19 @@ def for_python(schema: Any) -> Any:
 
 
 def _pattern_of(text: str) -> str | None:
-    """Return a pattern as Python writes it; None for a pattern that only JavaScript can match. A
-    pattern that neither can read is returned unchanged.
+    """Return a pattern as Python writes it; None for a pattern that only JavaScript can match, for
+    example because it repeats more often than Python can count. A pattern that neither can read is
+    returned unchanged.
     """
     pattern = _REFERENCE.sub(r"(?P=\1)", _GROUP.sub("(?P<", text))
     for candidate in (text, pattern):
-        with suppress(re.error):
+        try:
             re.compile(candidate)
-            return candidate
+        except re.error:
+            continue
+        except OverflowError:
+            return None
+        return candidate
     return None if _OF_JAVASCRIPT.search(text) else text
 
 

@@ -29,8 +29,10 @@ _ACKNOWLEDGED_S = 5.0
 """Time limit of each part of an exchange in which the server only acknowledges a message, in
 seconds. While the SDK sends such a message, it sends no calls, so a server that does not answer the
 message must not delay the calls for ever. The limit also holds for the request that ends a session,
-because a new session is only opened after it.
+because a new session is only opened after it. It does not hold for `_INITIALIZED`: the deadline for
+the list of tools limits how long a session may take to open.
 """
+_INITIALIZED = "notifications/initialized"
 
 
 class HttpClient(httpx2.AsyncClient):
@@ -57,8 +59,10 @@ class HttpClient(httpx2.AsyncClient):
         reached, if the connection breaks, if the server rejects the client (status 401 or 403), if
         it has dropped the session (status 404), or if the JSON that it returns is not an answer.
         """
-        number = _number_of(request)
-        if number is None and request.method != "GET":
+        await request.aread()  # the SDK follows redirects with requests that have not been read
+        message = _message_of(request)
+        number = message.get("id") if "method" in message else None
+        if number is None and request.method != "GET" and message.get("method") != _INITIALIZED:
             request.extensions["timeout"] = httpx2.Timeout(_ACKNOWLEDGED_S).as_dict()
         try:
             response = await super().send(request, **options)
@@ -77,6 +81,8 @@ class HttpClient(httpx2.AsyncClient):
         if status == 404 and has_session:
             await response.aclose()
             return _answer(request, status, FORGOTTEN, "the server has dropped this session")
+        if response.has_redirect_location:  # the SDK follows it
+            return response
         if number is not None and (_is_json(response) or (status == 400 and has_session)):
             return await self._checked(request, number, response)
         if number is not None and status >= 400:
@@ -98,14 +104,15 @@ class HttpClient(httpx2.AsyncClient):
         if body is None:
             why = f"result too large: the answer has more than {self._largest} bytes"
             return _answer(request, 502, PARSE_ERROR, why)
-        if status == 400 and "mcp-session-id" in request.headers and _NO_SESSION.search(body):
-            return _answer(request, status, FORGOTTEN, "the server has dropped this session")
         try:
             value = from_json(body)
         except ValueError as error:  # also for JSON that is nested too deeply
             if status < 400:
                 return _answer(request, 502, PARSE_ERROR, f"the answer is not JSON: {error}")
             value = None
+        has_session = "mcp-session-id" in request.headers
+        if status == 400 and has_session and _names_lost_session(value, body):
+            return _answer(request, status, FORGOTTEN, "the server has dropped this session")
         is_answer = isinstance(value, dict) and bool(value.keys() & _OUTCOMES)
         if status < 400 and not is_answer:
             why = "the answer is not an MCP message: it has neither a result nor an error"
@@ -144,14 +151,23 @@ _OF_THE_BODY = ("content-encoding", "content-length", "transfer-encoding")
 """Headers that describe how a body was sent."""
 
 
-def _number_of(request: httpx2.Request) -> Any:
-    """Return the id of the MCP request in the body of an HTTP request; None for a notification, an
-    answer to the server, and a request without a body.
-    """
-    if request.method != "POST":
-        return None
-    message = from_json(request.content)
-    return message.get("id") if "method" in message else None
+_SESSION_CODES = (None, -32000, -32001, -32600)
+"""Error codes with which servers reject a session; None stands for a body without a code. Errors
+with other codes are answers to calls, and their texts may name sessions of a tool.
+"""
+
+
+def _names_lost_session(value: Any, body: bytes) -> bool:
+    """Return whether a body, ``value`` as JSON, says that the server does not have the session."""
+    error = value.get("error") if isinstance(value, dict) else None
+    code = error.get("code") if isinstance(error, dict) else None
+    return code in _SESSION_CODES and _NO_SESSION.search(body) is not None
+
+
+def _message_of(request: httpx2.Request) -> dict[str, Any]:
+    """Return the MCP message in the body of an HTTP request; empty if it has none."""
+    message = from_json(request.content) if request.method == "POST" else None
+    return message if isinstance(message, dict) else {}
 
 
 def _of_status(status: int) -> str:

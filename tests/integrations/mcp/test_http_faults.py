@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from agentrt.errors import (
+    ToolArgumentsError,
     ToolFailedError,
     ToolLostError,
     ToolResultError,
@@ -192,15 +193,57 @@ async def test_a_call_is_sent_in_a_new_session_if_the_server_has_lost_the_sessio
             assert await client.call("good") == "of session-1"
 
 
-async def test_a_refusal_that_names_no_session_is_the_result_of_the_call() -> None:
+@pytest.mark.parametrize(
+    ("code", "text", "error"),
+    [
+        (-32000, "the field session_id is missing", ToolFailedError),
+        (-32602, "Browser session 42 not found", ToolArgumentsError),
+        (-32603, "Invalid session type", ToolFailedError),
+    ],
+)
+async def test_a_refusal_that_is_not_of_the_session_is_the_result_of_the_call(
+    code: int, text: str, error: type[Exception]
+) -> None:
+    """The tool runs once, and no new session is opened."""
+
     async def call(exchange: Exchange) -> None:
-        exchange.refuse(-32000, "the field session_id is missing", 400)
+        exchange.refuse(code, text, 400)
 
     async with raw() as (server, client):
         server.instead["tools/call"] = call
-        with pytest.raises(ToolFailedError, match="the field session_id is missing"):
+        with pytest.raises(error, match=text):
             await client.call("good")
         assert server.sessions == ["session-0"]
+        assert server.heard.count("tools/call") == 1
+
+
+@pytest.mark.parametrize("kind", ["text/plain", "application/json"])
+async def test_redirects_are_followed(kind: str) -> None:
+    """A Starlette application that is mounted at /mcp redirects to /mcp/."""
+    moved: set[str] = set()
+
+    async def redirect_once(exchange: Exchange) -> None:
+        if exchange.method in moved:
+            server.usual(exchange)
+        else:
+            moved.add(exchange.method)
+            exchange.send(307, b"", "location: /mcp/", f"content-type: {kind}")
+
+    async with raw_http() as server:
+        server.instead |= dict.fromkeys(("initialize", "tools/list", "tools/call"), redirect_once)
+        async with connected(http(server.url)) as client, asyncio.timeout(WAIT_S):
+            assert await client.call("good") == "of session-0"
+        assert moved == {"initialize", "tools/list", "tools/call"}
+
+
+async def test_a_server_may_take_its_time_to_note_that_a_session_is_initialized(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """No server is as fast as the limit for other messages is here."""
+    monkeypatch.setattr("agentrt.integrations.mcp.http._ACKNOWLEDGED_S", 1e-9)
+    async with raw() as (server, client):
+        assert await client.call("good") == "of session-0"
+        assert "notifications/initialized" in server.heard
 
 
 @pytest.mark.parametrize("code", [-32000, -32601, -32602])
@@ -234,9 +277,10 @@ async def test_a_call_fails_although_the_server_lists_no_tools_meanwhile() -> No
             await transport.close()
 
 
-async def test_patterns_of_javascript_refuse_no_result() -> None:
+@pytest.mark.parametrize("pattern", [r"^\p{L}+$", "^.{0,9007199254740991}$"])
+async def test_patterns_of_javascript_refuse_no_result(pattern: str) -> None:
     """The SDK checks results, after the tool has run, with Python's regular expressions."""
-    name = {"type": "string", "pattern": r"^\p{L}+$", "maxLength": 3}
+    name = {"type": "string", "pattern": pattern, "maxLength": 3}
     schema = {"type": "object", "properties": {"name": name}}
 
     async def listed(exchange: Exchange) -> None:
