@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from pathlib import Path
 
@@ -50,6 +51,10 @@ def ended(path: Path) -> float:
     return sum(float(row[4]) for row in read(path)["service"] if row[1:4] == ["asking", "", 0])
 
 
+def is_alive(pid: int) -> bool:
+    return Path(f"/proc/{pid}").exists()
+
+
 def files_in(folder: Path) -> list[Path]:
     return sorted(folder.iterdir()) if folder.exists() else []
 
@@ -65,6 +70,18 @@ async def test_a_core_that_is_killed_at_once_when_its_engine_closes_has_kept_wha
     await run_on(VLLMEngine(EngineOptions(model, 2, flags=FLAGS)))
     [path] = files_in(folder)
     assert ended(path) == PROGRAMS
+
+
+async def test_an_engine_whose_close_is_cancelled_is_shut_down(folder: Path, model: str) -> None:
+    engine = VLLMEngine(EngineOptions(model, 2, flags=FLAGS))
+    await engine.start(lambda message: None)
+    pids = engine.pids()
+    closing = asyncio.create_task(engine.close())
+    await asyncio.sleep(0)
+    closing.cancel()
+    await asyncio.wait([closing])
+    assert pids
+    assert not any(map(is_alive, pids))
 
 
 async def test_the_next_engine_of_the_model_and_size_knows_it_whatever_its_policy(

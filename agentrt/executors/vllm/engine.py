@@ -21,6 +21,7 @@ from agentrt.errors import (
     EngineDiedError,
     EngineError,
     EngineStartError,
+    text_of,
 )
 from agentrt.executors.base import (
     Chunk,
@@ -382,16 +383,24 @@ class VLLMEngine(CoreClient):
         return sum(map(cpu_seconds, self.pids()))
 
     async def close(self) -> None:
-        if self._history:
-            # The engine core also writes its history when it ends. But on a busy machine it may be
-            # killed before, because it has only a few seconds to end.
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_SAVE_S):
-                    await self._control("save")
-        llm, self._llm = self._llm, None
-        await self.close_outbox()
-        if llm is not None:
-            await shut_down(llm)
+        try:
+            if self._history:
+                await self._save_history()
+        finally:
+            llm, self._llm = self._llm, None
+            await self.close_outbox()
+            if llm is not None:
+                await shut_down(llm)
+
+    async def _save_history(self) -> None:
+        """Let the engine core write its history. It also does so when it ends. But on a busy
+        machine it may be killed before, because it has only a few seconds to end.
+        """
+        try:
+            async with asyncio.timeout(_SAVE_S):
+                await self._control("save")
+        except Exception as error:
+            _LOG.warning("the engine core did not write its history: %s", text_of(error))
 
     # -- calls -------------------------------------------------------------------------
 
