@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from agentrt.errors import EngineStartError
+
 _CLIENT_S = 30.0
 """Seconds for a task that reads the state of the cluster for Ray's client."""
 
@@ -54,11 +56,19 @@ def _asked(question: Callable[..., Any], *args: Any) -> Any:
     """Call a function that reads the state of the cluster.
 
     A process that is connected by Ray's client (``ray://``) has no access to this state, so a task
-    without resources calls the function on the cluster.
+    without resources calls the function on the cluster. Raises `EngineStartError` if that takes too
+    long.
     """
     import ray
+    from ray.exceptions import GetTimeoutError
     from ray.util.client import ray as client
 
-    if client.is_connected():
+    if not client.is_connected():
+        return question(*args)
+    try:
         return ray.get(ray.remote(num_cpus=0)(question).remote(*args), timeout=_CLIENT_S)
-    return question(*args)
+    except GetTimeoutError as error:
+        raise EngineStartError(
+            f"the Ray cluster did not say within {_CLIENT_S:g} s what is free on its nodes: a task "
+            "without resources did not run; see the logs of the head's workers"
+        ) from error

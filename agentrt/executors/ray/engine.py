@@ -135,7 +135,11 @@ class RayEngine(Executor):
         clock = asyncio.get_running_loop().time
         began, waits = clock(), not had_room
         while not (await asyncio.wait([ready], timeout=_POLL_S))[0]:
-            if await in_new_thread(self._cluster.placed, actor):
+            try:
+                is_placed = await in_new_thread(self._cluster.placed, actor)
+            except EngineStartError:  # the cluster is slow to answer; ask again
+                continue
+            if is_placed:
                 if waits:
                     progress(_STARTS)
                 return
