@@ -158,8 +158,9 @@ class ChatAgentRT(BaseChatModel):
         """The values by which LangChain's caches tell models apart."""
         params = {name: getattr(self, name) for name in _OPTIONS} | {"base_url": self.base_url}
         if self.model is None and self._borrowed is not None:
-            # Runtimes may serve different models, and the cache must not mix their answers.
-            params["model"] = next(iter(self._borrowed.info.models), None)
+            # Runtimes may serve different models, and the cache must not mix their answers. A
+            # runtime that is not open yet, and some endpoints, do not say which model they serve.
+            params["model"] = next(iter(self._borrowed.info.models), self._borrowed.key)
         return params
 
     def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> LangSmithParams:

@@ -16,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
+from uuid import uuid4
 
 from agentrt import tracking
 from agentrt.errors import CallTimeoutError, ConfigError, EngineDiedError
@@ -76,6 +77,8 @@ class RuntimeClient:
         self._opening: asyncio.Task[Runtime] | None = None
         self._lock = threading.Lock()
         self._process = os.getpid()
+        self.key = uuid4().hex
+        """A name that no other client has."""
         self.closed = False
 
     @classmethod

@@ -14,7 +14,7 @@ from langchain_core.messages import AIMessage, AIMessageChunk, HumanMessage, Too
 
 from agentrt import Runtime, ToolCall
 from agentrt.errors import ConfigError
-from agentrt.integrations.langchain import ChatAgentRT
+from agentrt.integrations.langchain import ChatAgentRT, RuntimeClient
 from agentrt.integrations.langchain.replies import ChunkMaker
 from agentrt.request import Call
 from tests.doubles.choices import Output
@@ -174,6 +174,18 @@ async def test_a_cache_does_not_mix_the_models_of_several_runtimes() -> None:
         executor = ScriptedExecutor(partial(said_by, name), model=name)
         async with Runtime(executor) as runtime:
             assert (await ChatAgentRT(runtime=runtime, cache=cache).ainvoke("hi")).text == name
+
+
+def test_a_cache_does_not_mix_clients_whose_models_are_not_known_yet() -> None:
+    cache = InMemoryCache()
+
+    def make(name: str) -> Runtime:
+        return Runtime(ScriptedExecutor(partial(said_by, name), model=name))
+
+    for name in ("first", "second"):
+        client = RuntimeClient(partial(make, name))
+        assert ChatAgentRT(runtime=client, cache=cache).invoke("hi").text == name
+        client.close()
 
 
 async def test_choices_are_generations(model: ChatAgentRT, executor: ScriptedExecutor) -> None:
