@@ -204,10 +204,10 @@ class RunQueue:
         if running:
             try:
                 await self._state.runs.cancelled(running, action)
-            except Exception as error:
-                if not is_outage(error):
-                    raise
-                _log.warning("a cancellation of runs could not be stored: %s", first_line(error))
+            except Exception as error:  # the runs have been stopped in any case
+                why = None if is_outage(error) else error
+                text = first_line(error)
+                _log.warning("a cancellation of runs could not be stored: %s", text, exc_info=why)
         return waiting
 
     def canceller(self, live: LiveRun | None, enabled: bool) -> OnLeave:
