@@ -71,11 +71,21 @@ async def text(ctx: Context, alarm: Annotated[Alarm, BeforeValidator(parsed)]) -
     await typed(ctx, alarm)
 
 
+def degrees_in(event: Any) -> Any:
+    return event["payload"]["degrees"]
+
+
+@program
+async def picked(ctx: Context, degrees: Annotated[int, BeforeValidator(degrees_in)]) -> int:
+    return degrees + 1
+
+
 SERVED = {
     "typed": ServedProgram(typed, "x.py"),
     "text": ServedProgram(text, "x.py"),
     "reacts": ServedProgram(reacts, "x.py"),
     "deaf": ServedProgram(deaf, "x.py"),
+    "picked": ServedProgram(picked, "x.py"),
 }
 
 
@@ -177,7 +187,8 @@ async def test_a_program_that_fails_says_why() -> None:
 
 async def test_an_event_has_the_type_that_the_program_expects() -> None:
     """1 One that fits is converted. 2 One that does not fit starts nothing. 3 The event of a
-    program that fails is the whole event."""
+    program that fails is the whole event. 4 One on which the type's own validator raises another
+    error than pydantic's starts nothing, and the next event still starts its program."""
     source = ByHand(Event("a", {"degrees": "80"}), Event("b", "hot"), Event("c", {"degrees": 99}))
     async with served(source, Trigger("#", "typed")) as (_, log):
         await log.until(ended=2)
@@ -189,6 +200,11 @@ async def test_an_event_has_the_type_that_the_program_expects() -> None:
     assert "'alarm' must be" in events["b"][1]
     assert events["c"][0] == {"degrees": 99}
     assert events["c"][1].endswith("failed: ValueError: too hot")
+    source = ByHand(Event("a", {"celsius": 80}), Event("b", {"degrees": 80}))
+    async with served(source, Trigger("#", "picked")) as (_, log):
+        await log.until(ended=1)
+    assert [run.result for run in log.runs] == [81]
+    assert source.refused == [(source.first[0], "KeyError: 'degrees'", "picked", "default")]
 
 
 @pytest.mark.parametrize("payload", [{"degrees": 451}, b'{"degrees": 451}'])
@@ -257,7 +273,7 @@ async def test_a_broker_that_is_absent_is_tried_again() -> None:
 
 def test_only_programs_with_an_input_can_be_started() -> None:
     with pytest.raises(
-        ConfigError, match=r"unknown program; served programs: typed, text, reacts, deaf"
+        ConfigError, match=r"unknown program; served programs: typed, text, reacts, deaf, picked"
     ):
         program_of(Trigger("#", "nobody"), SERVED)
     with pytest.raises(
