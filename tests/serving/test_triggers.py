@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
+import sqlite3
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import pytest
 from pydantic import BaseModel, BeforeValidator
@@ -16,7 +17,7 @@ from pydantic import BaseModel, BeforeValidator
 from agentrt import Context, Event, Runtime, program
 from agentrt.errors import ConfigError, ToolUnavailableError
 from agentrt.graph import NodeKind
-from agentrt.journal import Journal
+from agentrt.journal import Journal, JournalOptions
 from agentrt.journal.store import SQLiteStore
 from agentrt.runtime.events import ProgramStarted, RunEnded
 from agentrt.runtime.run import Run
@@ -240,6 +241,25 @@ async def test_a_resumed_run_still_knows_its_event(tmp_path: Path, payload: Any)
         run.cancel()
         await refused(after)
     assert [event for event, *_ in after.refused] == [Event("a", payload)]
+
+
+@pytest.mark.parametrize("content", ["full", "digest", "none"])
+async def test_only_a_journal_with_full_content_has_the_event(
+    tmp_path: Path, content: Literal["full", "digest", "none"]
+) -> None:
+    source, path = ByHand(Event("a", {"degrees": 80, "room": "the vault"})), tmp_path / "j"
+    options = JournalOptions(content=content)
+    async with (
+        await Journal.open(lambda: SQLiteStore(path), options) as journal,
+        Runtime(ScriptedExecutor(), events=source, journal=journal) as runtime,
+    ):
+        log = Log(runtime)
+        async with api_with([Trigger("#", "typed")], print)(Server(runtime, ("m",), SERVED)):
+            await log.until(ended=1)
+    with closing(sqlite3.connect(path)) as reader:
+        rows = "\n".join(reader.iterdump())
+    assert "typed" in rows
+    assert ("the vault" in rows) == (content == "full")
 
 
 async def test_a_stopping_server_accepts_no_new_events() -> None:

@@ -35,18 +35,22 @@ class LeftRun:
     durable: Durable
 
 
-def durable_of(body: RunRequest, now: float, event: Event | None = None) -> Durable:
+def durable_of(
+    body: RunRequest, now: float, event: Event | None = None, *, stores_content: bool
+) -> Durable:
     """Return how a run is recorded in the journal.
 
     The recorded deadline is a time of the journal's clock, which shows ``now`` (seconds).
-    ``event`` is the event that started the run, if any.
+    ``event`` is the event that started the run, if any. Its payload is content, so it is recorded
+    only if the journal ``stores_content``.
     """
     until = None if body.deadline is None else now + body.deadline
     waits = body.wait or body.stream
     options: dict[str, Any] = {"waits": waits, "until": until}
     if event is not None:
         # Usually the input is the event. It is not recorded twice.
-        options["event"] = body.input == input_of(event) or _recorded(event)
+        is_recorded = stores_content and body.input != input_of(event)
+        options["event"] = _recorded(event) if is_recorded else True
     return Durable(options=options, skips=waits)
 
 

@@ -133,8 +133,9 @@ class ProgramRuns:
             raise BusyError(f"{text}; end a program first", 1.0)
         tenants.ask(tenant)
         if durable is None and any(program is native for native in self._server.native.values()):
-            now = self._runtime.steady.now()
-            durable = durable_of(body, now, event)
+            now, journal = self._runtime.steady.now(), self._runtime.journal
+            stores_content = journal is not None and journal.content == "full"
+            durable = durable_of(body, now, event, stores_content=stores_content)
         return self._begin(program, tenant, body, durable, event)
 
     def go_on(self, program: Program, left: LeftRun) -> ServedRun:
