@@ -397,6 +397,16 @@ async def test_events_come_over_http_as_they_happen() -> None:
                     break
 
 
+async def test_a_line_separator_in_a_session_splits_no_event() -> None:
+    async with Runtime(ScriptedExecutor()) as runtime, dashboard(runtime) as page:
+        url = page.replace("/dashboard", "/events")
+        runtime.start(other, session="a\u2028b")
+        await in_tools(runtime, 1)
+        async with httpx.AsyncClient(timeout=60) as client, client.stream("GET", url) as answer:
+            _, body = await anext(messages(answer))
+        assert [one["session"] for one in body["programs"]] == ["a\u2028b"]
+
+
 async def test_a_draining_server_ends_its_streams() -> None:
     async with served() as at:
         at.server.draining = True

@@ -44,3 +44,20 @@ async def test_a_runs_events_tell_what_becomes_of_its_tools() -> None:
     ]
     said = {"done": 1, "total": 3, "message": "drilling"}
     assert [node["progress"] for node in nodes] == [None, None, None, said, said]
+
+
+async def test_a_client_that_splits_at_unicode_line_separators_gets_whole_events() -> None:
+    """httpx ends a line at these characters, as Python's ``splitlines`` does."""
+
+    @program
+    async def says(ctx: Context) -> str:
+        return "a\u2028b\u2029c\x85d"
+
+    served, lines = {"says": ServedProgram(says, "here")}, list[str]()
+    async with open_server(served=served) as local:
+        url = "/v1/programs/says/runs"
+        async with local.client.stream("POST", url, json={"stream": True}) as answer:
+            lines += [line async for line in answer.aiter_lines()]
+    assert {line.partition(": ")[0] for line in lines} == {"event", "data", ""}
+    last = [line.removeprefix("data: ") for line in lines if line.startswith("data: ")][-1]
+    assert json.loads(last)["result"] == "a\u2028b\u2029c\x85d"
