@@ -23,7 +23,7 @@ from typing import (
     overload,
 )
 
-from agentrt.errors import ConfigError
+from agentrt.errors import ConfigError, text_of
 from agentrt.interrupts.schema import name_of, reason_of
 from agentrt.program.context import Context
 from agentrt.tracking import enter_node
@@ -88,7 +88,8 @@ class Program:
         An object whose only key is the parameter's name stands for the value of that key, unless
         the object itself has the type. The input stays as it is if the parameter has no annotation,
         or if pydantic does not know the type. None means that there is no input, and is not
-        converted. Raises `ConfigError` for an input that cannot be converted to the type.
+        converted. Raises `ConfigError` for an input that cannot be converted to the type, also if
+        code of the type raises another error.
         """
         if value is None or self._input_type is None:
             return value
@@ -102,6 +103,12 @@ class Program:
             raise ConfigError(
                 f"program {self.name!r}: the input is {_shown(value)}, but {self.input_name!r} "
                 f"must be {self._expected}: {reason_of(error)}"
+            ) from error
+        except Exception as error:  # a validator of the type may raise any error
+            raise ConfigError(
+                f"program {self.name!r}: the input is {_shown(value)}, and the check of "
+                f"{self.input_name!r} by its type failed with {type(error).__name__}: "
+                f"{text_of(error)}"
             ) from error
         # For an Iterable, pydantic checks the items only while they are read.
         return value if isinstance(converted, Iterator) else converted

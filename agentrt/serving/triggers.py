@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from fastapi import APIRouter
 from tenacity import AsyncRetrying, retry_if_exception_type, wait_exponential_jitter
 
-from agentrt.errors import ConfigError, ToolUnavailableError, text_of
+from agentrt.errors import ConfigError, ToolUnavailableError
 from agentrt.interrupts.events import Event, Subscription
 from agentrt.program import Program
 from agentrt.serving.programs.bodies import RunRequest
@@ -109,10 +109,6 @@ class Firing:
                 served_run = self._runs.start(self._program, trigger.tenant, body, event)
             except (BusyError, ConfigError) as error:
                 self._refuse(event, str(error))
-                return
-            except Exception as error:
-                # For example a validator of the input's type. The next events must still be taken.
-                self._refuse(event, f"{type(error).__name__}: {text_of(error)}")
                 return
             self._live.add(served_run)
             assert served_run.run.task is not None

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 import pytest
-from pydantic import BaseModel
+from pydantic import BaseModel, BeforeValidator
 
 from agentrt import Context
 from agentrt.errors import ConfigError
@@ -90,6 +90,19 @@ def test_refused(function: Callable[..., Any], value: Any, words: list[str]) -> 
         Program(function).accept_input(value)
     assert [word for word in words if word not in str(refused.value)] == []
     assert len(str(refused.value)) < 400
+
+
+def test_an_input_is_refused_whatever_error_a_validator_of_its_type_raises() -> None:
+    def degrees(value: Any) -> Any:
+        return value["degrees"]
+
+    async def weather(ctx: Context, reading: Any) -> None: ...
+
+    weather.__annotations__["reading"] = Annotated[float, BeforeValidator(degrees)]
+    program = Program(weather)
+    assert program.accept_input({"degrees": 21}) == 21
+    with pytest.raises(ConfigError, match="of 'reading' by its type failed with KeyError: 'deg"):
+        program.accept_input({"rain": True})
 
 
 @pytest.mark.parametrize("parameter", ["input", "input: 'Nowhere'"])
