@@ -155,6 +155,7 @@ class PostgresStorage:
         self._address, self._name = address, str(address)
         self._connection = _LockedConnection(address.url, TIMEOUTS)
         self._lock = threading.RLock()
+        self._is_closed = False
         try:
             self.execute(_TABLES)
         except OSError as error:
@@ -174,6 +175,10 @@ class PostgresStorage:
 
     def _work(self, work: Callable[[], T]) -> T:
         with self._lock:
+            # The thread of a request that was cut off may come after the storage was closed. A new
+            # connection would then stay open, and keep the lock.
+            if self._is_closed:
+                raise OSError(errno.EBADF, "the storage is closed", self._name)
             try:
                 return work()
             except psycopg.Error as error:
@@ -212,4 +217,5 @@ class PostgresStorage:
 
     def close(self) -> None:
         with self._lock:
+            self._is_closed = True
             self._connection.close()

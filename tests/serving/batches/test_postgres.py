@@ -47,6 +47,18 @@ def test_a_content_has_the_same_lines_whatever_its_parts(
         storage.content("t", "file-2").size()
 
 
+def test_what_comes_after_the_end_of_a_storage_opens_no_connection(postgres_url: str) -> None:
+    """Such a connection would keep the lock, and no other storage could use the database."""
+    address = Address.parse(new_database(postgres_url))
+    storage = PostgresStorage(address)
+    storage.close()
+    with pytest.raises(OSError, match="the storage is closed"):
+        storage.put_record("t", "batch-1", "{}")
+    with pytest.raises(OSError, match="the storage is closed"):
+        storage.content("t", "file-1").store(io.BytesIO(b"x"))
+    PostgresStorage(address).close()
+
+
 def test_an_upload_that_breaks_off_leaves_nothing(storage: PostgresStorage) -> None:
     class Broken(io.BytesIO):
         def read(self, size: int | None = -1) -> bytes:
