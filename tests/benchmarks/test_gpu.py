@@ -212,7 +212,7 @@ class Terminated(Interrupted):
 
 @pytest.fixture
 def asked(tmp_path: Path) -> list[str]:
-    TIMES.save(tmp_path / "times.json")
+    (tmp_path / "times.json").write_text(TIMES.as_text())
     size = ["--model-shape", "tiny", "--programs", "2", "--step-time", str(tmp_path / "times.json")]
     return ["gpu", *size, "--out", str(tmp_path / "out")]
 

@@ -112,7 +112,7 @@ def test_real_engines_and_then_virtual_time(
 ) -> None:
     """Memory is short on both, and what is computed again is counted on both."""
     times = tmp_path / "times.json"
-    StepTimeModel(2e-3, 1e-5, 1e-5, 0.0).save(times)
+    times.write_text(StepTimeModel(2e-3, 1e-5, 1e-5, 0.0).as_text())
     size = ["--workload", "bfcl", "--programs", "16", "--scale", "0.4", "--kv-blocks", "45"]
     who = ["--policy", "stock", "--caps", "0", "--seeds", "1", "--tools", "0.01"]
     real = ["--real", "--model-shape", "tiny", "--step-time", str(times), "--json"]

@@ -41,7 +41,7 @@ def case(tmp_path: Path) -> list[str]:
     """A program of 20 tokens before one of 1, on one slot, with a second for each step."""
     trace, times = tmp_path / "two.jsonl", tmp_path / "times.json"
     trace.write_text(f"{_dag('long', 20)}\n{_dag('short', 1)}\n", encoding="utf-8")
-    StepTimeModel(1.0, 0.0, 0.0, 0.0).save(times)
+    times.write_text(StepTimeModel(1.0, 0.0, 0.0, 0.0).as_text())
     loads = f"{ALONE},{TOGETHER}"
     files = ("--workload", str(trace), "--step-time", str(times), "--load", loads)
     return ["paper", *files, *OPTIONS]

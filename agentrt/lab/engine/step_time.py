@@ -129,12 +129,9 @@ class StepTimeModel:
         """Return the text of a step-time file, which `load` reads."""
         return json.dumps(asdict(self), indent=2) + "\n"
 
-    def save(self, path: Path) -> None:
-        path.write_text(self.as_text(), encoding="utf-8")
-
     @classmethod
     def load(cls, path: Path) -> StepTimeModel:
-        """Read a file that `save` wrote. Raises `ConfigError` for any other file."""
+        """Read a file with the text of `as_text`. Raises `ConfigError` for any other file."""
         try:
             values = read_json(path)
             return cls(**{field.name: values[field.name] for field in fields(cls)})

@@ -57,7 +57,7 @@ async def test_the_recording_stands_beside_what_each_policy_would_have_done(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     journal, times = await recorded(tmp_path / "j"), tmp_path / "times.json"
-    TIMES.save(times)
+    times.write_text(TIMES.as_text())
     args = (journal, "--step-time", times, "--policy", "fcfs,atlas,adaptive+cost+memory")
     found = runs(capfd, *args)
     assert list(found) == ["recorded", "atlas", "fcfs", "adaptive+cost+memory"]

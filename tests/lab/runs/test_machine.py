@@ -33,7 +33,7 @@ def test_alike_steps_are_filled_by_outputs_alone() -> None:
 
 def test_virtual_steps_are_filled_by_prompts_too(tmp_path: Path) -> None:
     times = StepTimeModel(base_s=4.0, per_prefill_token_s=1.0, per_decode_s=2.0)
-    times.save(tmp_path / "times.json")
+    (tmp_path / "times.json").write_text(times.as_text())
     machine = Machine(4, step_model=tmp_path / "times.json")
     outputs = 30 * (4.0 / 4 + 2.0)
     prompts = 60 + 50
