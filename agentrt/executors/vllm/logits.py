@@ -7,7 +7,7 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING, Any
 
 from agentrt.errors import ConfigError
-from agentrt.executors.vllm._compat.logits import interface_of, runner_of, takes_none
+from agentrt.executors.vllm._compat.sampling import interface_of, runner_of, takes_none
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig

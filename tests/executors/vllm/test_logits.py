@@ -11,7 +11,7 @@ import pytest
 from agentrt.errors import ConfigError
 from agentrt.executors.info import ExecutorInfo
 from agentrt.executors.vllm import logits as module
-from agentrt.executors.vllm._compat.logits import interface_of
+from agentrt.executors.vllm._compat.sampling import interface_of
 from agentrt.executors.vllm.logits import ENTRY_POINT_GROUP, offer_processors
 
 pytest.importorskip("vllm")

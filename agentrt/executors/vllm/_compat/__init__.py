@@ -20,14 +20,14 @@ before its scheduler):
   experimental.
 - `sampling`: how the CPU model runner resets the random generator of a seeded request after it has
   discarded a sample, and how it accepts the tokens of a draft model; the model's own log
-  probabilities for outputs that a grammar constrains.
+  probabilities for outputs that a grammar constrains. It also has the interface of logits
+  processors in each model runner (a documented plug-in), which an engine's client uses.
 - `prefixes`: block hashes, the prefix cache's map of blocks, and the publisher of KV events.
 
 `VLLMEngine._load` installs the replacements of an engine's client, before vLLM starts the core:
 
 - `grammars`: the validation of structured outputs, and the threads that compile grammars. The
   threads are in the core, and installed there.
-- `logits`: the interface of logits processors in each model runner (a documented plug-in).
 - `weights`: replaces the model's weights in vLLM's workers (``worker_extension_cls`` is public),
   and repairs the state of vLLM's reloading after a failure.
 - `stats`: vLLM's own metrics and their registry.

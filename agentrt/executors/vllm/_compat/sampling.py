@@ -1,5 +1,5 @@
-"""Sampling in the model runner: works around two errors of vLLM on a CPU, and gives the model's own
-log probabilities for outputs that a grammar constrains.
+"""Sampling in the model runner: works around two errors of vLLM on a CPU, gives the model's own log
+probabilities for outputs that a grammar constrains, and knows the interface of logits processors.
 
 **Seeds** (0.32, 0.33). When a prompt is computed in several steps, vLLM samples a token at the end
 of each step, and discards all samples but the last. It then resets the random generator of a seeded
@@ -16,12 +16,19 @@ and accepts tokens that the model would not write.
 probabilities, so that they are relative to the allowed tokens. Training needs the log probabilities
 that a forward pass of the model gives. The mask only removes terms from the normalizer of a row of
 logits, so the two kinds of log probabilities differ by one number for each row.
+
+**Logits processors.** The interface of processors differs between the model runners V1 and V2. An
+engine's client asks for it before vLLM starts the core. The rest of this module is used in the
+engine core.
 """
 
 from __future__ import annotations
 
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
 
 
 def mend_sampling() -> None:
@@ -130,3 +137,32 @@ def correct_constrained_logprobs(wanted: str) -> None:
     module.apply_grammar_bitmask = apply_grammar_bitmask
     runner._sample = _sample
     module._agentrt_shifts = shifts
+
+
+# -- logits processors ---------------------------------------------------------------------
+
+
+def runner_of(config: VllmConfig) -> str:
+    """Return which of vLLM's model runners an engine has, ``V1`` or ``V2``. The two have different
+    interfaces for logits processors.
+    """
+    return "V2" if config.use_v2_model_runner else "V1"
+
+
+def interface_of(runner: str) -> type[Any]:
+    """Return the base class for logits processors of a model runner, ``V1`` or ``V2``."""
+    from vllm.v1.sample.logits_processor import LogitsProcessor
+    from vllm.v1.worker.gpu.sample.logits_processor import LogitsProcessor as LogitsProcessorV2
+
+    return LogitsProcessorV2 if runner == "V2" else LogitsProcessor
+
+
+def takes_none(config: VllmConfig) -> str:
+    """Return the reason why an engine does not support logits processors, or "" if it supports
+    them.
+    """
+    if config.model_config.runner_type == "pooling":
+        return "its model computes embeddings or scores"
+    if config.speculative_config is not None and runner_of(config) == "V1":
+        return "vLLM's model runner V1 takes no logits processors with speculative decoding"
+    return ""
