@@ -155,7 +155,7 @@ CALLED = {
         ),
         "v1.engine.input_processor:InputProcessor": "vllm_config renderer mm_registry",
     },
-    "chats": {
+    "apis": {
         "entrypoints.openai.chat_completion.serving:OpenAIServingChat.render_chat_request": (
             "self request"
         ),
@@ -194,6 +194,12 @@ CALLED = {
             "max_model_len max_tokens input_length default_sampling_params override_max_tokens "
             "truncate_prompt_tokens"
         ),
+        f"{RESPONSES}._run_background_request": "self request *args **kwargs",
+        f"{RESPONSES}._run_background_request_stream": "self request *args **kwargs",
+        f"{RESPONSES}.responses_background_stream_generator": "self response_id starting_after",
+        "entrypoints.serve.exception_handling.error_response:create_error_response": (
+            "message err_type status_code param"
+        ),
     },
     "grammars": {
         "sampling_params:SamplingParams._validate_structured_outputs": (
@@ -206,14 +212,6 @@ CALLED = {
     "sampling": {
         "v1.sample.rejection_sampler:expand_batch_to_tokens": (
             "x cu_num_tokens num_tokens replace_from replace_to"
-        ),
-    },
-    "background": {
-        f"{RESPONSES}._run_background_request": "self request *args **kwargs",
-        f"{RESPONSES}._run_background_request_stream": "self request *args **kwargs",
-        f"{RESPONSES}.responses_background_stream_generator": "self response_id starting_after",
-        "entrypoints.serve.exception_handling.error_response:create_error_response": (
-            "message err_type status_code param"
         ),
     },
     "held_calls": {

@@ -44,10 +44,10 @@ from agentrt.executors.vllm._compat.api_server import (
     make_renderer,
     unmerged_quietly,
 )
-from agentrt.executors.vllm._compat.background import end_in_background
-from agentrt.executors.vllm._compat.chats import (
+from agentrt.executors.vllm._compat.apis import (
     RenderedChat,
     beam_outputs,
+    end_in_background,
     format_stream,
     format_whole,
     render_chat,
