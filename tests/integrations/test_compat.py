@@ -24,12 +24,11 @@ from paho.mqtt.client import MQTTMessage
 from paho.mqtt.packettypes import PacketTypes
 from typing_extensions import TypedDict
 
-from agentrt.integrations._compat import aiomqtt, httpx, langchain, langgraph
+from agentrt.integrations._compat import aiomqtt, httpx, langgraph
 
 
 def changed(what: str, *packages: str) -> str:
     known = httpx.VERSIONS if "httpx" in packages else langgraph.VERSIONS
-    known = langchain.VERSIONS if "langchain" in packages else known
     known = aiomqtt.VERSIONS if "aiomqtt" in packages else known
     here = ", ".join(f"{name} {version(name)}" for name in packages)
     return f"{here}: {what}; agentrt.integrations._compat knows {known}"

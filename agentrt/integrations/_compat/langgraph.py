@@ -1,4 +1,4 @@
-"""Private parts of LangGraph and of LangChain's core that the integrations read."""
+"""Private parts of LangGraph, of LangChain's core and of LangChain that the integrations use."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from functools import cache
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
@@ -22,7 +23,7 @@ from langchain_core.tracers.context import register_configure_hook
 if TYPE_CHECKING:
     from langgraph.store.base import BaseStore
 
-VERSIONS = "langgraph 1.2, langchain-core 1.7"
+VERSIONS = "langgraph 1.2, langchain-core 1.7, langchain 1.4"
 INTERNAL_MODULES = (
     "langchain_core.callbacks.manager",
     "langgraph.pregel._executor",
@@ -226,3 +227,19 @@ def _without_effect() -> Callable[[], None]:
 
     unset: Runtime[None] = Runtime()
     return unset.heartbeat
+
+
+# -- providers of models ---------------------------------------------------------------------
+
+
+def add_provider(name: str, package: str, class_name: str) -> None:
+    """Make ``init_chat_model("NAME:MODEL")`` return an instance of ``class_name`` of ``package``.
+
+    LangChain has no registry of providers, but a private list. This function does nothing if the
+    package ``langchain`` is not installed, or if it has moved its list.
+    """
+    try:
+        providers: Any = import_module("langchain.chat_models.base")._BUILTIN_PROVIDERS
+    except (ImportError, AttributeError):
+        return
+    providers.setdefault(name, (package, class_name, lambda cls, **options: cls(**options)))

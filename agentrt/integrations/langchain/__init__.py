@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from agentrt.integrations._compat.langchain import add_provider
+from agentrt.integrations._compat.langgraph import add_provider
 from agentrt.integrations.langchain.chat import ChatAgentRT
 from agentrt.integrations.langchain.client import RuntimeClient
 
