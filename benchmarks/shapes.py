@@ -13,7 +13,7 @@ from typing import Any
 from agentrt.engines import EngineOptions
 from agentrt.errors import ConfigError
 from agentrt.executors.vllm.options import check_model
-from agentrt.lab.engine.shapes import LLAMA, TINY, folder_of
+from agentrt.lab.engine.headless import LLAMA, TINY, folder_of
 
 SHAPES: Mapping[str, Mapping[str, Any]] = {
     "llama-8b": {

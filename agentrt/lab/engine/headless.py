@@ -1,20 +1,25 @@
 """vLLM's scheduler and KV-cache manager without a model, one step at a time.
 
 This module is for tests, benchmarks and studies of scheduling decisions. The scheduler, the blocks
-and the prefix cache are real. The tokens that a model would generate are made up.
+and the prefix cache are real. The tokens that a model would generate are made up. vLLM needs a
+model's configuration even so: it gets `TINY`.
 """
 
 from __future__ import annotations
 
+import atexit
 import copy
+import json
+import shutil
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from agentrt.executors.identity import VLLM_KEY
 from agentrt.executors.vllm.options import kv_events_config
-from agentrt.lab.engine.shapes import tiny_folder
 from agentrt.lab.engine.step_time import StepWork
 from agentrt.router.kv_events import KV_EVENTS
 
@@ -29,6 +34,41 @@ TOKEN = 7
 """The token that every call generates by default. A prompt without this token shares no blocks with
 outputs.
 """
+
+# -- configurations of models without weights -----------------------------------------------
+
+LLAMA = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "rms_norm_eps": 1e-5}
+TINY: Mapping[str, Any] = {
+    **LLAMA,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "vocab_size": 49152,
+    "max_position_embeddings": 8192,
+    "torch_dtype": "float32",
+}
+"""The Hugging Face configuration of a tiny model."""
+
+
+@cache
+def tiny_folder() -> str:
+    """Return a folder with the configuration `TINY`."""
+    return folder_of("tiny", TINY)
+
+
+def folder_of(name: str, config: Mapping[str, Any]) -> str:
+    """Write a configuration into a new folder, and return the folder. It is deleted when the
+    process ends.
+    """
+    folder = tempfile.mkdtemp(prefix=f"agentrt-{name}-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    Path(folder, "config.json").write_text(json.dumps(config), encoding="utf-8")
+    return folder
+
+
+# -- schedulers and requests ----------------------------------------------------------------
 
 
 @cache

@@ -13,7 +13,7 @@ from agentrt.errors import AgentrtError, ConfigError
 from agentrt.executors.vllm import host_memory
 from agentrt.executors.vllm.host_memory import HostRoom
 from agentrt.executors.vllm.options import engine_args
-from agentrt.lab.engine.shapes import tiny_folder
+from agentrt.lab.engine.headless import tiny_folder
 
 GIB = 1 << 30
 
