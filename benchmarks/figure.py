@@ -34,8 +34,7 @@ from agentrt.lab.commands.options import (
     text_option,
 )
 from agentrt.lab.commands.progress import compared
-from agentrt.lab.reports.compare import Series, as_dicts
-from agentrt.lab.reports.policies import about_seeds, conditions
+from agentrt.lab.reports.compare import Series, about_seeds, as_dicts, conditions
 from agentrt.lab.reports.tables import markdown
 from agentrt.lab.runs.contenders import contenders
 from agentrt.lab.runs.grid import RunSpec, Setting, grid

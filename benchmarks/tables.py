@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-from agentrt.lab.reports.compare import MEASURES, PLAIN, Series, ratio, value
-from agentrt.lab.reports.policies import about_seeds
+from agentrt.lab.reports.compare import MEASURES, PLAIN, Series, about_seeds, ratio, value
 from agentrt.lab.workloads.replay import Scales
 from benchmarks.harness import Column, table
 from benchmarks.workloads.source import WorkloadSource

@@ -7,8 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from agentrt.lab.reports.compare import Series, as_dicts, cells, value
-from agentrt.lab.reports.policies import about_seeds
+from agentrt.lab.reports.compare import Series, about_seeds, as_dicts, cells, value
 from agentrt.lab.reports.tables import Spread, digits, markdown
 from agentrt.lab.runs.grid import Setting
 from agentrt.lab.runs.machine import Machine

@@ -32,7 +32,7 @@ from agentrt.lab.commands.simulate.policies import (
     scheduler_options,
     simulate_run,
 )
-from agentrt.lab.reports.policies import as_values, conditions
+from agentrt.lab.reports.compare import as_values, conditions
 from agentrt.lab.runs.contenders import BASELINE
 from agentrt.lab.runs.grid import Setting
 from agentrt.lab.workloads.arrivals import Pressure

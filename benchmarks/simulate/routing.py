@@ -27,8 +27,7 @@ from agentrt.lab.commands.simulate.policies import (
     read_sources,
     scale_options,
 )
-from agentrt.lab.reports.compare import Series, as_dicts
-from agentrt.lab.reports.policies import about_seeds
+from agentrt.lab.reports.compare import Series, about_seeds, as_dicts
 from agentrt.lab.reports.tables import Spread, digits
 from agentrt.lab.runs.contenders import DEFAULT, Contender, contender
 from agentrt.lab.runs.grid import (

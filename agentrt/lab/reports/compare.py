@@ -1,16 +1,19 @@
-"""Comparisons of runs: measures, their ratios to a baseline, cells of tables, and JSON."""
+"""Comparisons of runs: measures, their ratios to a baseline, tables, descriptions of the runs, and
+JSON.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
 from agentrt.lab.outcome import Summary
-from agentrt.lab.reports.tables import Spread, digits, in_digits
-from agentrt.lab.runs.grid import RunResult, Setting
+from agentrt.lab.reports.tables import Spread, digits, in_digits, markdown
+from agentrt.lab.runs.grid import RunResult, RunSpec, Setting
+from agentrt.scheduler.config import SchedulerConfig
 
 PLAIN = {
     "mean_s": ("mean", "mean latency, s"),
@@ -32,6 +35,8 @@ unit.
 MEASURES = {name: text for name, (_, text) in PLAIN.items()}
 SHARES = ("waiting_share", "service_share", "tool_share", "prefix_hit_share")
 """Measures that are shown as percentages."""
+NOTHING_WAITED = """No call waited for the engine, so all policies give the same times. A smaller
+engine (--max-num-seqs, --kv-blocks) or a higher --load shows their differences."""
 
 
 @dataclass(slots=True)
@@ -125,6 +130,44 @@ def ratio(cell: Series, measure: str) -> str:
     return str(Spread.of(ratios)) if len(ratios) > 1 else f"{ratios[0]:.2f}"
 
 
+def values_table(cells: Sequence[Series]) -> str:
+    """Return a table of all measures of all policies under one setting."""
+    rows = [[text, *(value(cell, measure) for cell in cells)] for measure, text in MEASURES.items()]
+    return markdown(["", *(cell.name for cell in cells)], rows)
+
+
+def ratios_table(cells: Sequence[Series], baseline: str) -> str:
+    """Return a table of the ratios of each other policy's measures to the baseline's measures."""
+    cells = [cell for cell in cells if cell.name != baseline]
+    rows = [
+        [text, *(ratio(cell, measure) for cell in cells)]
+        for measure, text in MEASURES.items()
+        if measure not in SHARES
+    ]
+    head = f"ratio to {baseline} (times: below 1 is faster)"
+    return markdown([head, *(cell.name for cell in cells)], rows)
+
+
+# -- descriptions of the runs --------------------------------------------------------------
+
+
+def about_seeds(seeds: Sequence[int]) -> str:
+    """Return a text that says over which seeds the medians are computed."""
+    if len(seeds) == 1:
+        return f"Seed {seeds[0]}"
+    return f"{len(seeds)} seeds ({seeds[0]}-{seeds[-1]}): medians (least-most)"
+
+
+def about_hints(specs: Sequence[RunSpec]) -> str:
+    """Return a text about the correlation of size hints with the true sizes; "" if no policy gets
+    hints.
+    """
+    hints = next((h for spec in specs if (h := spec.contender.hints) is not None), None)
+    if hints is None:
+        return ""
+    return f"\n+hints: size hints have a correlation of {hints:g} with the true sizes."
+
+
 # -- JSON --------------------------------------------------------------------------------
 
 
@@ -168,3 +211,24 @@ def _spread(values: Sequence[float], names: Sequence[str]) -> dict[str, float | 
     if not values:
         return dict.fromkeys(names)
     return dict(zip(names, (median(values), min(values), max(values)), strict=True))
+
+
+def as_values(
+    cells: Sequence[Series], specs: Sequence[RunSpec], common: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return a comparison as JSON values."""
+    complete = sum(len(cell.seeds) for cell in cells) == len(specs)
+    return {"settings": common, "complete": complete, "cells": as_dicts(cells)}
+
+
+def conditions(specs: Sequence[RunSpec], seeds: Sequence[int], baseline: str) -> dict[str, Any]:
+    """Return the settings of the runs as JSON values. ``scheduler`` has the scheduler's settings of
+    the first contender.
+    """
+    return {
+        **specs[0].machine.to_dict(),
+        "seeds": list(seeds),
+        "baseline": baseline,
+        "hints": next((h for spec in specs if (h := spec.contender.hints) is not None), None),
+        "scheduler": (specs[0].contender.config or SchedulerConfig()).to_dict(),
+    }

@@ -32,7 +32,7 @@ from agentrt.lab.commands.options import (
     text_option,
 )
 from agentrt.lab.commands.progress import compared
-from agentrt.lab.reports.policies import (
+from agentrt.lab.reports.compare import (
     NOTHING_WAITED,
     about_hints,
     about_seeds,
