@@ -141,7 +141,7 @@ CALLED = {
         "v1.core.block_pool:BlockHashToBlockMap.get_one_block": "self key",
         "distributed.kv_events:EventPublisher.publish": "self events",
     },
-    "frontend": {
+    "api_server": {
         "entrypoints.launchers.cli_args:make_arg_parser "
         "| entrypoints.common.cli_args:make_arg_parser": "parser",  # 0.32 | 0.33
         "entrypoints.launchers.app:build_app": "args supported_tasks model_config",
@@ -154,8 +154,6 @@ CALLED = {
             "self prompts tok_params prompt_extras skip_mm_cache"
         ),
         "v1.engine.input_processor:InputProcessor": "vllm_config renderer mm_registry",
-    },
-    "apis": {
         "entrypoints.openai.chat_completion.serving:OpenAIServingChat.render_chat_request": (
             "self request"
         ),

@@ -34,10 +34,10 @@ before its scheduler):
 
 `VLLMFrontend.open` installs the replacements of the front end, on one application of vLLM:
 
-- `api_server`: vLLM's flags, its HTTP application, renderers, chat templates and parsers. An engine
-  calls its `render_elsewhere`, too.
-- `apis`: rendering and formatting of chat completions, without the engine client in between. It
-  also ends responses that are generated in the background, and the streams of their events.
+- `api_server`: vLLM's flags, its HTTP application, renderers, chat templates and parsers; rendering
+  and formatting of chat completions, without the engine client in between. It also ends responses
+  that are generated in the background, and the streams of their events. An engine calls its
+  `render_elsewhere`, too.
 - `cut_off`: makes vLLM's parsers read the same from a whole output and from its stream, even if
   the output was cut off.
 - `held_calls`, `token_texts`: parts of `cut_off`. The first holds a stream's calls back, and adds

@@ -39,18 +39,16 @@ from agentrt.executors.chat_api import (
 )
 from agentrt.executors.info import display_name, is_model, not_served
 from agentrt.executors.vllm._compat.api_server import (
-    keep_system_messages,
-    make_app,
-    make_renderer,
-    unmerged_quietly,
-)
-from agentrt.executors.vllm._compat.apis import (
     RenderedChat,
     beam_outputs,
     end_in_background,
     format_stream,
     format_whole,
+    keep_system_messages,
+    make_app,
+    make_renderer,
     render_chat,
+    unmerged_quietly,
 )
 from agentrt.executors.vllm._compat.cut_off import read_cut_off
 from agentrt.executors.vllm._compat.tools import leave_odd_schemas_out
