@@ -11,7 +11,7 @@ from agentrt.engines import EngineOptions
 from agentrt.errors import AgentrtError, CallRejectedError, EngineError
 from agentrt.executors.base import Chunk, KVEventListener, Notification
 from agentrt.executors.info import ExecutorInfo
-from agentrt.executors.ray.actor import PROGRESS, EngineActor, Output
+from agentrt.executors.ray.engine import PROGRESS, EngineActor, Output
 from agentrt.request import Call
 from agentrt.router.kv_events import KV_EVENTS, KVEventBatch
 from agentrt.scheduler import ProgramTotals
@@ -60,7 +60,7 @@ class Engine(ScriptedExecutor):
 
 @pytest.fixture
 async def actor(monkeypatch: pytest.MonkeyPatch) -> EngineActor:
-    monkeypatch.setattr("agentrt.executors.ray.actor.VLLMEngine", Engine)
+    monkeypatch.setattr("agentrt.executors.ray.engine.VLLMEngine", Engine)
     actor = EngineActor(EngineOptions())
     assert await actor.start() == (ExecutorInfo(("scripted",), 4), [7])
     assert await actor.collect() == [(PROGRESS, Chunk("ready"))]

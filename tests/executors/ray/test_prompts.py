@@ -18,7 +18,7 @@ from vllm.lora.request import LoRARequest
 
 from agentrt.engines import EngineOptions
 from agentrt.executors.base import Chunk
-from agentrt.executors.ray.actor import EngineActor, PromptRestorer, without_copies
+from agentrt.executors.ray.engine import EngineActor, PromptRestorer, without_copies
 from agentrt.request import Call, CallSpec, Identity, RenderedCall, Reply
 from tests.doubles.scripted import ScriptedExecutor
 
@@ -54,7 +54,7 @@ class Engine(ScriptedExecutor):
 
 @pytest.fixture
 async def actor(monkeypatch: pytest.MonkeyPatch) -> EngineActor:
-    monkeypatch.setattr("agentrt.executors.ray.actor.VLLMEngine", Engine)
+    monkeypatch.setattr("agentrt.executors.ray.engine.VLLMEngine", Engine)
     return EngineActor(EngineOptions())
 
 
