@@ -13,7 +13,7 @@ import pytest
 from agentrt import Runtime, SchedulerConfig
 from agentrt.cli.app import call
 from agentrt.cli.serve import serve
-from agentrt.cli.serve_job import read_job
+from agentrt.cli.serving import read_job
 from agentrt.engines import EngineOptions, VLLMEngine
 from agentrt.executors.vllm.options import engine_args
 from agentrt.integrations.langchain import ChatAgentRT

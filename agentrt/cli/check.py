@@ -14,7 +14,7 @@ import click
 from agentrt.cli.faults import FAILED, ImportFailedError
 from agentrt.cli.load import load_all, project_of, split_target
 from agentrt.cli.project import check_environment, graph_names
-from agentrt.cli.serve_job import served_of
+from agentrt.cli.serving import served_of
 from agentrt.errors import ConfigError, ProgramLoadError, UsageError
 from agentrt.serving.langgraph.auth.hooks import load_auth
 from agentrt.serving.langgraph.deployment import Finding, key_findings, prepared

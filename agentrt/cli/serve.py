@@ -246,8 +246,7 @@ def serve(targets: tuple[str, ...], engine_flags: tuple[str, ...], **options: An
 
         return check(targets)
     from agentrt.cli.engines import check_kind, read_fleet
-    from agentrt.cli.serve_job import read_job
-    from agentrt.cli.serving import serve_job
+    from agentrt.cli.serving import read_job, serve_job
     from agentrt.serving.listen import Listener
 
     check_kind(options["kind"], click.get_current_context(), engine_flags)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from agentrt.cli.serve_job import default_database
+from agentrt.cli.serving import default_database
 from tests.cli.conftest import Run, Write
 
 

@@ -18,7 +18,7 @@ import pytest
 from agentrt import ToolCall
 from agentrt.cli.app import call
 from agentrt.cli.load import load_all
-from agentrt.cli.serve_job import served_of
+from agentrt.cli.serving import served_of
 from agentrt.integrations.langchain.shared import close_all
 from agentrt.request import Call
 from agentrt.serving.langgraph import api as graphs
