@@ -37,8 +37,7 @@ from agentrt.scheduler.learned import SCANNED, Mean
 from agentrt.scheduler.owners import BlockOwners
 from agentrt.scheduler.policies import make_policy
 from agentrt.scheduler.policies.base import Policy
-from agentrt.scheduler.promotion import Promoter
-from agentrt.scheduler.queues import CallQueue
+from agentrt.scheduler.queues import CallQueue, Promoter
 from agentrt.scheduler.records import (
     DEFERRED,
     ENDED,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from agentrt.scheduler import SchedulerCore
-from agentrt.scheduler.promotion import Starvation
+from agentrt.scheduler.queues import Starvation
 from agentrt.scheduler.records import CallState
 
 

@@ -12,7 +12,7 @@ from agentrt.scheduler.policies import (
     make_policy,
 )
 from agentrt.scheduler.policies.baselines import STAGED, TwoLevel
-from agentrt.scheduler.promotion import Priority
+from agentrt.scheduler.queues import Priority
 from tests.scheduler.harness import Harness
 
 # -- program-fcfs ----------------------------------------------------------------------

@@ -36,7 +36,7 @@ from agentrt.scheduler.events import (
     StepFinished,
 )
 from agentrt.scheduler.policies.adaptive import Adaptive
-from agentrt.scheduler.promotion import Priority
+from agentrt.scheduler.queues import Priority
 from agentrt.scheduler.records import TRANSITIONS, CallState
 from tests.scheduler.harness import Harness
 from tests.scheduler.integrity import check_queues

@@ -19,7 +19,7 @@ from agentrt.scheduler.policies import (
 )
 from agentrt.scheduler.policies.attained import Plas
 from agentrt.scheduler.policies.base import Policy
-from agentrt.scheduler.promotion import Priority
+from agentrt.scheduler.queues import Priority
 
 
 @pytest.mark.parametrize("name", ["round-robin", "adaptive"])

@@ -22,7 +22,7 @@ from agentrt.scheduler.events import (
     CallStarted,
     StepFinished,
 )
-from agentrt.scheduler.promotion import Starvation
+from agentrt.scheduler.queues import Starvation
 from tests.lab.toys import ToyCall, ToyEngine, ToyProgram
 from tests.scheduler.integrity import check_queues
 

@@ -13,7 +13,7 @@ from agentrt.scheduler.core import _REFRESHED
 from agentrt.scheduler.events import CallArrived, CallFinished, CallStarted
 from agentrt.scheduler.learned import RECENT
 from agentrt.scheduler.policies.adaptive import Adaptive
-from agentrt.scheduler.promotion import Priority, Promoter
+from agentrt.scheduler.queues import Priority, Promoter
 from tests.scheduler.integrity import check_queues
 
 

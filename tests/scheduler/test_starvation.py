@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from agentrt.scheduler import EngineProgram, QueuedCall, SchedulerConfig
-from agentrt.scheduler.promotion import Starvation
+from agentrt.scheduler.queues import Starvation
 
 
 def program(name: str, service_s: float = 10.0) -> EngineProgram:

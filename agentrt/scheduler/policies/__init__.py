@@ -17,7 +17,7 @@ from agentrt.scheduler.policies.adaptive import Adaptive, LongestRemaining
 from agentrt.scheduler.policies.attained import Atlas, AtlasScalar, AttainedService, Mlfq, Plas
 from agentrt.scheduler.policies.base import Policy
 from agentrt.scheduler.policies.baselines import Fcfs, ProgramFcfs, RoundRobin, Srtf, TwoLevel
-from agentrt.scheduler.promotion import Priority
+from agentrt.scheduler.queues import Priority
 
 ENTRY_POINT_GROUP = "agentrt.policies"
 

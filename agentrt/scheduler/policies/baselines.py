@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.policies.base import Policy
-from agentrt.scheduler.promotion import Priority
+from agentrt.scheduler.queues import Priority
 from agentrt.scheduler.records import EngineProgram
 
 if TYPE_CHECKING:
