@@ -40,7 +40,7 @@ from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.events import Part
 from agentrt.scheduler.learned import Learned
 from agentrt.scheduler.policies import Policy
-from agentrt.scheduler.policies.baselines import ProgramFcfs
+from agentrt.scheduler.policies.published import ProgramFcfs
 from agentrt.scheduler.queues import Priority
 from agentrt.scheduler.records import CachedBlocks, EngineProgram, QueuedCall
 from agentrt.scheduler.retention import BETWEEN, HUMAN, SESSION, Place, Retention

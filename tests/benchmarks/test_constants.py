@@ -105,7 +105,7 @@ def test_whole_numbers_stay_whole(value: float, factor: float, changed: float) -
 
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "scheduler.md"
-OTHERS = ("agentrt.scheduler.policies.baselines",)
+OTHERS = ("agentrt.scheduler.policies.published",)
 """Modules that the default does not run."""
 NOT_DECIDING = {"VERSION"}
 

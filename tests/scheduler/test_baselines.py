@@ -11,7 +11,7 @@ from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.policies import (
     make_policy,
 )
-from agentrt.scheduler.policies.baselines import STAGED, TwoLevel
+from agentrt.scheduler.policies.published import STAGED, TwoLevel
 from agentrt.scheduler.queues import Priority
 from tests.scheduler.harness import Harness
 

@@ -17,8 +17,8 @@ from agentrt.scheduler.policies import (
     policy_class,
     policy_names,
 )
-from agentrt.scheduler.policies.attained import Plas
 from agentrt.scheduler.policies.base import Policy
+from agentrt.scheduler.policies.published import Plas
 from agentrt.scheduler.queues import Priority
 
 

@@ -14,9 +14,19 @@ from inspect import isabstract
 from agentrt.errors import ConfigError
 from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.policies.adaptive import Adaptive, LongestRemaining
-from agentrt.scheduler.policies.attained import Atlas, AtlasScalar, AttainedService, Mlfq, Plas
 from agentrt.scheduler.policies.base import Policy
-from agentrt.scheduler.policies.baselines import Fcfs, ProgramFcfs, RoundRobin, Srtf, TwoLevel
+from agentrt.scheduler.policies.published import (
+    Atlas,
+    AtlasScalar,
+    AttainedService,
+    Fcfs,
+    Mlfq,
+    Plas,
+    ProgramFcfs,
+    RoundRobin,
+    Srtf,
+    TwoLevel,
+)
 from agentrt.scheduler.queues import Priority
 
 ENTRY_POINT_GROUP = "agentrt.policies"
