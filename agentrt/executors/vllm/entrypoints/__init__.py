@@ -6,8 +6,7 @@
   vLLM's HTTP application does so.
 - `flags` parses the flags of `vllm serve`.
 - `parsers` chooses the tool parser and the reasoning parser: vLLM's, by the table in `families`, or
-  `tool_form_parser` for models without a tool format. `tool_form` defines its JSON form, and
-  reads it.
+  agentrt's own for models without a tool format (`tool_form`).
 - `arranged` makes sure that the prompt of a chat's earlier request is a prefix of the next prompt.
 
 ``_compat.cut_off`` corrects how vLLM's parsers read tool calls that were cut off.

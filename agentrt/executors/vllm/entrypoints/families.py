@@ -1,7 +1,7 @@
 """Chooses vLLM's tool parser and reasoning parser for a model, by its config and chat template.
 
 `pick` looks the model up in a table. A model whose chat template does not show tools, or whose
-format vLLM cannot read, gets agentrt's own tool form (`tool_form_parser`).
+format vLLM cannot read, gets agentrt's own tool form (`tool_form`).
 """
 
 from __future__ import annotations

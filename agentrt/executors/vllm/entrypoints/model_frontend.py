@@ -229,7 +229,7 @@ class VLLMFrontend(Frontend):
             setup.vllm_config.model_config.served_model_name = args.served_model_name[0]
             renderer, processor = await in_new_thread(make_renderer, setup.vllm_config)
             if args.tool_call_parser == TOOL_FORM:
-                from agentrt.executors.vllm.entrypoints.tool_form_parser import explain_tools
+                from agentrt.executors.vllm.entrypoints.tool_form import explain_tools
 
                 renderer = explain_tools(renderer)
             # The last wrapper runs first: long chats go to their thread, then chats are arranged,

@@ -28,7 +28,7 @@ def family_of(config: VllmConfig, flags: Sequence[str]) -> Family:
     family = pick(config.model_config.hf_config.to_dict(), template)
     chosen = family.named(options.get("tool_call_parser"), options.get("reasoning_parser"))
     load_plugins(options)
-    from agentrt.executors.vllm.entrypoints import tool_form_parser  # noqa: F401  # registers itself
+    from agentrt.executors.vllm.entrypoints import tool_form  # noqa: F401  # registers itself
 
     tools, reasoning = known_parsers()
     _check("--tool-call-parser", chosen.tool_parser, tools)

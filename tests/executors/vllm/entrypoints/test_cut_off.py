@@ -31,7 +31,7 @@ from agentrt.executors.vllm._compat import cut_off, held_calls
 from agentrt.executors.vllm.default_model import embedded_model
 from agentrt.executors.vllm.entrypoints import (
     families,
-    tool_form_parser,  # noqa: F401  # registers itself
+    tool_form,  # noqa: F401  # registers itself
 )
 from tests.executors.vllm.entrypoints.outputs import FAMILIES, MARKS, NAMESPACE, TOOLS, TWO
 

@@ -116,7 +116,7 @@ def test_vllm_has_each_parser_of_the_table() -> None:
     from vllm.reasoning import ReasoningParserManager
     from vllm.tool_parsers import ToolParserManager
 
-    from agentrt.executors.vllm.entrypoints import tool_form_parser  # noqa: F401  # registers itself
+    from agentrt.executors.vllm.entrypoints import tool_form  # noqa: F401  # registers itself
 
     rows: list[Any] = [*families._CODED, *families._BY_TEMPLATE]
     for row in rows:

@@ -10,7 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+pytest.importorskip("vllm")
+
 from agentrt.executors.vllm.entrypoints.tool_form import CallPart, OutputReader, read
+
+pytestmark = pytest.mark.engine
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(),

@@ -17,7 +17,7 @@ from vllm.renderers import ChatParams
 from agentrt.executors.vllm._compat.api_server import make_renderer
 from agentrt.executors.vllm.default_model import embedded_model
 from agentrt.executors.vllm.entrypoints.arranged import CLOSES, OPENS, arrange_chats
-from agentrt.executors.vllm.entrypoints.tool_form_parser import explain_tools
+from agentrt.executors.vllm.entrypoints.tool_form import explain_tools
 from tests.doubles.scripted_engine import ScriptedEngine
 
 pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="module")]

@@ -7,7 +7,11 @@ from typing import Any
 
 import pytest
 
+pytest.importorskip("vllm")
+
 from agentrt.executors.vllm.entrypoints.tool_form import CallPart, explained, read, tool_form
+
+pytestmark = pytest.mark.engine
 
 Json = dict[str, Any]
 

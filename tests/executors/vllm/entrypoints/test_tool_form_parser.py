@@ -17,7 +17,7 @@ from vllm.renderers.params import ChatParams
 from vllm.sampling_params import StructuredOutputsParams
 
 from agentrt.executors.vllm.entrypoints.families import TOOL_FORM
-from agentrt.executors.vllm.entrypoints.tool_form_parser import explain_tools
+from agentrt.executors.vllm.entrypoints.tool_form import explain_tools
 
 pytestmark = pytest.mark.engine
 
