@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from agentrt.executors.vllm._compat.pool import FreeKVCacheBlockQueue
-from agentrt.executors.vllm.engine_core.free_queue import ProtectedFreeQueue
+from agentrt.executors.vllm.engine_core.block_retention import ProtectedFreeQueue
 from agentrt.lab.engine.headless import BLOCK_SIZE, HeadlessEngine, StepDecisions
 
 PATIENCE_S = 400.0

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from agentrt.executors.vllm._compat.pool import FreeKVCacheBlockQueue, KVCacheBlock
-from agentrt.executors.vllm.engine_core.free_queue import ProtectedFreeQueue
+from agentrt.executors.vllm.engine_core.block_retention import ProtectedFreeQueue
 from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.learned import Learned
 from agentrt.scheduler.records import CachedBlocks

@@ -11,7 +11,7 @@ from vllm.v1.request import Request
 
 from agentrt.errors import ConfigError
 from agentrt.executors.vllm._compat import pool
-from agentrt.executors.vllm.engine_core.free_queue import ProtectedFreeQueue
+from agentrt.executors.vllm.engine_core.block_retention import ProtectedFreeQueue
 from agentrt.executors.vllm.engine_core.scheduler import ProgramScheduler
 from agentrt.lab.engine.headless import (
     BLOCK_SIZE,
