@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import click
 
 from agentrt.cli import app
-from agentrt.cli.lazy import LazyGroup
+from agentrt.cli.app import LazyGroup
 from agentrt.cli.signals import end_at_signals, leave
 from agentrt.executors.history import NONE
 from agentrt.executors.history_folder import VARIABLE

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import click
 
+from agentrt.cli.app import LazyGroup
 from agentrt.cli.journal_text import comparison_text, history_json, history_text, list_text
-from agentrt.cli.lazy import LazyGroup
 from agentrt.cli.options import FilePath, FileText
 from agentrt.cli.streams import printable, show_json
 from agentrt.cli.values import check_output

@@ -32,7 +32,7 @@ class RunOption(click.Option):
     """An option that ``--help`` lists under the heading ``group``.
 
     Its ``former`` names still work, with a notice. With ``once``, setting the option twice is a
-    usage error. `agentrt.cli.lazy` handles both.
+    usage error. `agentrt.cli.app` handles both.
     """
 
     def __init__(

@@ -10,7 +10,7 @@ from urllib.parse import quote
 
 import click
 
-from agentrt.cli.lazy import LazyGroup
+from agentrt.cli.app import LazyGroup
 from agentrt.cli.options import run_option
 from agentrt.cli.streams import printable, say, show_json, typed
 

@@ -10,7 +10,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from agentrt.cli.lazy import LazyGroup
+from agentrt.cli.app import LazyGroup
 from agentrt.cli.options import FilePath, FileText
 from agentrt.cli.plots import check_plot, draw_scores
 from agentrt.cli.streams import counted, printable, show_json

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from agentrt.cli.lazy import Lazy, LazyGroup
+from agentrt.cli.app import Lazy, LazyGroup
 from agentrt.cli.options import (
     SIMULATED,
     FilePath,

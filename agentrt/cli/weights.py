@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from agentrt.cli.lazy import LazyGroup
+from agentrt.cli.app import LazyGroup
 from agentrt.cli.questions import ask_server, server_options
 from agentrt.request.weights import MODES
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from agentrt.cli.lazy import LazyGroup
+from agentrt.cli.app import LazyGroup
 
 _EPILOG = """\b
 Examples:

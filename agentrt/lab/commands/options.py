@@ -1,7 +1,7 @@
 """Command-line options that the laboratory and the benchmarks share.
 
 The values of a list are separated by commas, or the option is repeated. Former names of an option
-still work, with a notice (`agentrt.cli.lazy`).
+still work, with a notice (`agentrt.cli.app`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 
-from agentrt.cli.lazy import REMOVED_IN
+from agentrt.cli.app import REMOVED_IN
 from agentrt.cli.options import Options
 from agentrt.cli.streams import say
 from agentrt.errors import ConfigError

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from agentrt.cli.lazy import REMOVED_IN
+from agentrt.cli.app import REMOVED_IN
 from agentrt.cli.numbers import NumberRange
 from agentrt.cli.options import FileText, together
 from agentrt.cli.streams import say, show_json
