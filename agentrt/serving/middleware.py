@@ -246,23 +246,29 @@ class Middleware:
     ) -> None:
         if (refusal := self._check(scope, headers)) is not None:
             await refusal(scope, receive, send)
-        elif _is_open(scope["path"]):
+            return
+        path = scope["path"]
+        if _is_open(path):
             await self._app(scope, receive, send)
-        elif is_long(headers):
-            tenant = scope["state"]["tenant"]
-            await self._long.run(tenant, self._admit(scope, receive, send, headers))
-        else:
-            is_counted = scope["method"] != "GET"  # a GET has no body, and may be a long stream
-            self._long.short += is_counted
-            try:
-                read = await self._read(scope, receive, send, headers)
-                if read is None or not _is_large(read):
-                    await self._pass(scope, read, send)
-                    return
-            finally:
-                self._long.short -= is_counted
-            # A large request must not count as a short request, or it would wait for itself.
-            await self._long.run(scope["state"]["tenant"], self._pass(scope, read, send))
+            return
+        app = self._direct.get(path, self._app)
+        if is_long(headers):
+            work = self._read_and_pass(app, scope, receive, send, headers)
+            await self._long.run(scope["state"]["tenant"], work)
+            return
+        is_counted = scope["method"] != "GET"  # a GET has no body, and may be a long stream
+        self._long.short += is_counted
+        try:
+            read = await self._read(scope, receive, send, headers)
+            if read is None:
+                return
+            if not _is_large(read):
+                await app(scope, read, send)
+                return
+        finally:
+            self._long.short -= is_counted
+        # A large request must not count as a short request, or it would wait for itself.
+        await self._long.run(scope["state"]["tenant"], app(scope, read, send))
 
     def _check(self, scope: Scope, headers: dict[bytes, bytes]) -> Response | None:
         """Return the error for a request or a WebSocket that may not pass; None if it may pass."""
@@ -298,18 +304,17 @@ class Middleware:
                 return error_response(path, 429, str(error), code="rate_limited", headers=wait)
         return None
 
-    async def _admit(
-        self, scope: Scope, receive: Receive, send: Send, headers: dict[bytes, bytes]
+    async def _read_and_pass(
+        self,
+        app: ASGIApp,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        headers: dict[bytes, bytes],
     ) -> None:
-        """Read the body, and pass the request to the application of its path."""
-        await self._pass(scope, await self._read(scope, receive, send, headers), send)
-
-    async def _pass(self, scope: Scope, read: ReadBody | None, send: Send) -> None:
-        """Pass a request to the application of its path. If its body was refused, ``read`` is None,
-        and the request is not passed on.
-        """
-        if read is not None:
-            await self._direct.get(scope["path"], self._app)(scope, read, send)
+        """Read the body, and pass the request to ``app`` unless its body was refused."""
+        if (read := await self._read(scope, receive, send, headers)) is not None:
+            await app(scope, read, send)
 
     async def _read(
         self, scope: Scope, receive: Receive, send: Send, headers: dict[bytes, bytes]
