@@ -364,7 +364,7 @@ class Runtime:
         run.first_words = first_words(input)
         scope = Scope(owner=run, frontier=Frontier(), path=program.name)
         work = self._run(run, program, input, durable)
-        run.task = tracking.start_task(work, scope, name=run.id)
+        run.task = tracking.TrackedTask(work, scope=scope, name=run.id)
         run.task.add_done_callback(functools.partial(self._close_unbegun, run))
         return run
 

@@ -20,7 +20,6 @@ from agentrt.tracking.tasks import (
     is_single,
     is_stopped,
     only_rests,
-    start_task,
     to_its_end,
     uninstall,
 )
@@ -45,7 +44,6 @@ __all__ = [
     "only_rests",
     "outside",
     "release_timers",
-    "start_task",
     "to_its_end",
     "uninstall",
     "within",

@@ -38,18 +38,6 @@ _CLOSING_S = 5.0
 """
 
 
-def start_task(
-    coro: Coroutine[Any, Any, T], scope: Scope, *, name: str | None = None
-) -> TrackedTask[T]:
-    """Start ``coro``, which runs a program's code, as a task in ``scope``, on the running event
-    loop.
-    """
-    context = contextvars.copy_context()
-    context.run(SCOPE.set, scope)
-    loop = asyncio.get_running_loop()
-    return TrackedTask(coro, scope=scope, loop=loop, name=name, context=context)
-
-
 async def to_its_end(coro: Coroutine[Any, Any, None], *, ends_task: bool = False) -> None:
     """Await ``coro`` to its end, even if the current task is cancelled while it waits.
 
@@ -179,16 +167,29 @@ def emission_parents(scope: Scope, dag: ExecutionDAG, after: Iterable[int] = ())
 
 
 class TrackedTask(asyncio.Task[T]):
-    """A task of a program, with its own ``scope``. When the task has ended, the scope has the last
-    frontier of the task. ``is_stopped`` is True if the task was cancelled from outside the program.
+    """A task of a program, which runs in its own ``scope``. When the task has ended, the scope has
+    the last frontier of the task. ``is_stopped`` is True if the task was cancelled from outside the
+    program.
+
+    The task runs in ``context``, by default in a copy of the current context. The other arguments
+    are those of `asyncio.Task`.
     """
 
-    def __init__(self, coro: Any, *, scope: Scope, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        coro: Coroutine[Any, Any, T],
+        *,
+        scope: Scope,
+        context: contextvars.Context | None = None,
+        **kwargs: Any,
+    ) -> None:
         # Set the scope first, because an eager task runs inside the constructor.
+        context = contextvars.copy_context() if context is None else context
+        context.run(SCOPE.set, scope)
         self.scope = scope
         self._waited = False
         self.is_stopped = False
-        super().__init__(coro, **kwargs)
+        super().__init__(coro, context=context, **kwargs)
         if not self.done():
             scope.family.add(self)
 
@@ -284,11 +285,14 @@ class _AwaitedTask(asyncio.Task[T]):
     scope: Scope
 
 
-def _part(coro: Any, scope: Scope, **kwargs: Any) -> asyncio.Task[Any]:
+def _part(
+    coro: Any, scope: Scope, *, context: contextvars.Context | None = None, **kwargs: Any
+) -> asyncio.Task[Any]:
     if frameworks.is_thread(coro):
-        kwargs["context"].run(SCOPE.set, scope.alias())
-        return asyncio.Task(coro, **kwargs)
-    part: _AwaitedTask[Any] = _AwaitedTask(coro, **kwargs)
+        context = contextvars.copy_context() if context is None else context
+        context.run(SCOPE.set, scope.alias())
+        return asyncio.Task(coro, context=context, **kwargs)
+    part: _AwaitedTask[Any] = _AwaitedTask(coro, context=context, **kwargs)
     part.scope = scope
     return part
 
@@ -311,14 +315,10 @@ class _Factory:
             return self.previous(loop, coro, **kwargs)
         if self.previous is not None and self.previous is EAGER_FACTORY:
             kwargs.setdefault("eager_start", True)
-        context = kwargs.pop("context", None)
-        if context is None:
-            context = contextvars.copy_context()
         if frameworks.awaits_at_once():
-            return _part(coro, scope, loop=loop, context=context, **kwargs)
+            return _part(coro, scope, loop=loop, **kwargs)
         child = scope.fork(coro, () if scope.place is None else given_beside(coro))
-        context.run(SCOPE.set, child)
-        return TrackedTask(coro, scope=child, loop=loop, context=context, **kwargs)
+        return TrackedTask(coro, scope=child, loop=loop, **kwargs)
 
 
 _FACTORIES: WeakKeyDictionary[asyncio.AbstractEventLoop, _Factory] = WeakKeyDictionary()

@@ -51,7 +51,7 @@ async def test_wide_fan_outs_cost_one_look_per_edge(way: str) -> None:
                         group.create_task(p.emit("leaf"))
 
     with installed():
-        await tracking.start_task(main(), Scope(p))
+        await tracking.TrackedTask(main(), scope=Scope(p))
     assert isinstance(p.dag, Counting)
     assert p.dag.looked <= 3 * (1000 * 2 + 1000 + 2)
     check_integrity(p.dag)

@@ -61,7 +61,7 @@ async def test_two_programs_on_one_loop() -> None:
 
     async def main() -> None:
         await p.emit("a")
-        task = tracking.start_task(other(), Scope(q, "other"))
+        task = tracking.TrackedTask(other(), scope=Scope(q, "other"))
         await asyncio.gather(p.emit("b", 2), p.emit("c"))
         await task
         assert task.result() is None
@@ -89,7 +89,7 @@ async def test_programs_do_not_learn_of_each_other_through_one_task() -> None:
         await p.emit("a")
         tasks: list[asyncio.Task[Node]] = []
         started = asyncio.Event()
-        other = tracking.start_task(second(tasks, started), Scope(q, "second"))
+        other = tracking.TrackedTask(second(tasks, started), scope=Scope(q, "second"))
         await started.wait()
         await asyncio.gather(*tasks)
         await other

@@ -69,7 +69,7 @@ def installed() -> Iterator[None]:
 
 async def run(program: Program, main: Coroutine[Any, Any, None]) -> dict[str, str]:
     with installed():
-        await tracking.start_task(main, Scope(program, "main"))
+        await tracking.TrackedTask(main, scope=Scope(program, "main"))
         await tracking.cancel_tasks(program)
     check_integrity(program.dag)
     return program.edges()
