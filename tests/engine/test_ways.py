@@ -139,7 +139,7 @@ async def test_a_streamed_chat_over_http(http: httpx.AsyncClient) -> None:
     with walked() as way:
         answer = await http.post("/v1/chat/completions", json={**CHAT, "stream": True})
     answer.raise_for_status()
-    check(way, "A streamed chat over HTTP", hops=14, files=15)
+    check(way, "A streamed chat over HTTP", hops=16, files=15)
 
 
 async def test_a_run_of_a_graph_over_http(http: httpx.AsyncClient) -> None:
@@ -148,4 +148,4 @@ async def test_a_run_of_a_graph_over_http(http: httpx.AsyncClient) -> None:
     with walked() as way:
         answer = await http.post("/runs/wait", json=body)
     answer.raise_for_status()
-    check(way, "A run of a LangGraph graph over HTTP", hops=28, files=18)
+    check(way, "A run of a LangGraph graph over HTTP", hops=27, files=18)

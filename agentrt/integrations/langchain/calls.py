@@ -13,9 +13,10 @@ from typing import Any, Generic, TypeVar
 
 from agentrt import tracking
 from agentrt.errors import EngineDiedError
+from agentrt.executors.chat_api import WORKS_FOR
 from agentrt.request import Reply
 from agentrt.runtime import Runtime
-from agentrt.runtime.emitter import LiveEmitter, RunCaller
+from agentrt.runtime.emitter import RunCaller
 from agentrt.runtime.run import Run, RunState
 from agentrt.tracking.current import running_loop
 from agentrt.tracking.scope import Scope
@@ -50,16 +51,17 @@ def account_of(replies: list[Reply]) -> dict[str, Any]:
 
 
 @contextmanager
-def caller_in(runtime: Runtime, scope: Scope | None) -> Iterator[tuple[LiveEmitter, RunCaller]]:
-    """Yield the emitter and the caller with which the code that runs in the program's ``scope``
-    makes its calls.
+def caller_in(runtime: Runtime, scope: Scope | None) -> Iterator[RunCaller]:
+    """Yield the caller with which a front end makes calls for the code that runs in the program's
+    ``scope``. The front end works for the program's tenant.
 
     If ``scope`` is None, the code is outside any program, and its calls get a program of their own.
+    The current task must belong to no program (`tracking.outside`).
     """
     with _scope_for(runtime, scope) as inside:
         assert isinstance(inside.owner, Run)
-        emitter = runtime.emitter(inside.owner)
-        yield emitter, emitter.caller(inside)
+        WORKS_FOR.set(inside.owner.row.tenant)
+        yield runtime.emitter(inside.owner).caller(inside)
 
 
 @contextmanager

@@ -236,10 +236,9 @@ class RuntimeClient:
     # -- on the runtime's loop ---------------------------------------------------------
 
     async def _call(self, request: Request, terms: Terms) -> Answer:
-        async with self._under(terms) as runtime:
-            with caller_in(runtime, terms.scope) as (emitter, caller):
-                answer = await emitter.chat(request, caller)
-                return {**answer, ACCOUNT: account_of(caller.replies)}
+        async with self._under(terms) as (front, caller):
+            answer = await front.chat(request, caller)
+            return {**answer, ACCOUNT: account_of(caller.replies)}
 
     async def _stream(
         self,
@@ -249,22 +248,23 @@ class RuntimeClient:
         callers: list[RunCaller],
     ) -> None:
         """Call ``put`` with each piece of the answer. The caller is added to ``callers``."""
-        async with self._under(terms) as runtime:
-            with caller_in(runtime, terms.scope) as (emitter, caller):
-                callers.append(caller)
-                async with aclosing(emitter.chat_stream(request, caller)) as pieces:
-                    async for piece in pieces:
-                        put(piece)
-                put({"choices": [], ACCOUNT: account_of(caller.replies)})
+        async with self._under(terms) as (front, caller):
+            callers.append(caller)
+            async with aclosing(front.chat_stream(request, caller)) as pieces:
+                async for piece in pieces:
+                    put(piece)
+            put({"choices": [], ACCOUNT: account_of(caller.replies)})
 
     @asynccontextmanager
-    async def _under(self, terms: Terms) -> AsyncIterator[Runtime]:
+    async def _under(self, terms: Terms) -> AsyncIterator[tuple[Frontend, RunCaller]]:
+        """Yield the front end and the caller of a call under these ``terms``."""
         with beating(terms.heartbeat):
             runtime = await self._opened()
-            await runtime.frontend()
+            front = await runtime.frontend()
             try:
                 async with asyncio.timeout(terms.timeout) as limit:
-                    yield runtime
+                    with caller_in(runtime, terms.scope) as caller:
+                        yield front, caller
             except TimeoutError as error:
                 if not limit.expired():
                     raise
