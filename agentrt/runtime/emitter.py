@@ -129,142 +129,10 @@ class LiveEmitter:
         known = {"image_url": profile.images, "input_audio": profile.audio}
         return {part: profile.media_in_tools for part, takes in known.items() if takes}
 
-    # -- calls in the engine -----------------------------------------------------------
-
     @property
     def contexts(self) -> LiveContexts:
         """The emitter for the run's token contexts."""
         return LiveContexts(self)
-
-    async def make(
-        self,
-        spec: CallSpec,
-        scope: Scope,
-        after: Iterable[Reply],
-        *,
-        stream: bool,
-        name: str = "llm",
-        caller: RunCaller | None = None,
-        client: ClientCall | None = None,
-        probes: bool = False,
-    ) -> AsyncGenerator[Chunk, None]:
-        """Make a call and yield its chunks. The caller must read them outside the scope of any
-        program (`tracking.outside`).
-
-        The reply is added to the replies of ``caller``. ``client`` is set for a call that no task
-        of the run makes. A call with ``probes`` only reads log probabilities; its output is not
-        used.
-        """
-        over, loop = False, asyncio.get_running_loop()
-        replies = None if caller is None else caller.replies
-        spec, recorder = (spec, None) if probes else self._recorded(spec, scope, stream=stream)
-        try:
-            node, call = self._begin(spec, scope, name, after)
-            made = self.services.executor.generate(call, stream=stream)
-            try:
-                async with contextlib.aclosing(made) as chunks:
-                    if client is not None:
-                        self.services.client_calls.add(client)
-                        client.task = asyncio.current_task(loop)
-                    async for chunk in chunks:
-                        if client is not None:
-                            client.task = None
-                        if recorder is not None:
-                            await recorder.saw(chunk)
-                        if chunk.reply is not None:
-                            over = True
-                            self.registry.end_call(self.run, scope, node, chunk.reply.report)
-                            if client is None or replies is not None:
-                                chunk.reply = self._with_node(chunk.reply, node, replies)
-                        yield chunk
-                        if client is not None:
-                            if self.run.ended_at is not None and not over:
-                                # The run ended while nobody waited for the call's next chunk, so
-                                # there was no task to cancel.
-                                raise asyncio.CancelledError
-                            client.task = asyncio.current_task(loop)
-            except BaseException as error:
-                if not over:
-                    read = None if caller is None else caller.read
-                    await self._failed(call, scope, node, error, recorder, read)
-                raise
-        finally:
-            if client is not None:
-                self.services.client_calls.discard(client)
-                client.ended()
-
-    def _recorded(
-        self, spec: CallSpec, scope: Scope, *, stream: bool
-    ) -> tuple[CallSpec, _CallRecorder | None]:
-        """Return the recorder of a call's tokens, if they are recorded, and the call that it
-        needs.
-        """
-        if self.run.tokens is None or is_pooled(spec):
-            return spec, None
-        spec = dataclasses.replace(spec, with_logprobs=True)
-        executor = self.services.executor
-        return spec, _CallRecorder(self.run.tokens, scope, spec, executor, stream=stream)
-
-    def _begin(
-        self, spec: CallSpec, scope: Scope, name: str, after: Iterable[Reply]
-    ) -> tuple[Node, Call]:
-        info = self.services.executor.info
-        info.check_served(spec.model)
-        if spec.sampling is not None:
-            info.check_logits(spec.sampling.logits)
-        node = self.registry.begin_call(self.run, scope, name, map(node_of, after))
-        if spec.seed is None and spec.temperature > 0:
-            spec = dataclasses.replace(spec, seed=self._draw_seed(node, scope))
-        return node, Call(identity_of(self.run, scope, node), spec)
-
-    def _draw_seed(self, node: Node, scope: Scope) -> int:
-        """Draw a random seed that depends only on the runtime's seed, the run's id and the node. A
-        fork draws the same seeds as the run from which it was forked.
-        """
-        place, where = scope.place, str(node.id)
-        # With a journal, the seed depends on the place in the code and not on the node's number.
-        # So a resumed program that makes the call again draws the same seed, even if the numbers
-        # of its nodes have changed.
-        if place is not None:
-            where, place.nodes = f"{place.path}#{place.nodes}", place.nodes + 1
-        program_id = self.run.draws_as or self.run.id
-        key = f"{self.services.seed}/{program_id}/{where}".encode()
-        # A hash takes a tenth of the time of seeding a random number generator.
-        return int.from_bytes(blake2b(key, digest_size=4).digest()) >> 1
-
-    def _with_node(self, reply: Reply, node: Node, replies: list[Reply] | None) -> Reply:
-        """Return a call's reply with the ids of its node and run, and add it to ``replies`` unless
-        ``replies`` is None.
-        """
-        reply = dataclasses.replace(reply, node=node.id, run_id=self.run.id)
-        if replies is not None:
-            replies.append(reply)
-        return reply
-
-    async def _failed(
-        self,
-        call: Call,
-        scope: Scope,
-        node: Node,
-        error: BaseException,
-        recorder: _CallRecorder | None,
-        read: int | None,
-    ) -> None:
-        """Handle the ``error`` that ended a call. ``read`` is the argument of `RunCaller.closed`;
-        None if it was not called.
-        """
-        report = CallReport()
-        if isinstance(error, Exception):
-            self.registry.end_call(self.run, scope, node, report, error=error)
-            return
-        try:  # the call must end in the registry even if the task is cancelled a second time
-            report = await self.services.executor.aborted(call.call_id)
-        finally:
-            try:
-                if recorder is not None and (isinstance(error, GeneratorExit) or read is not None):
-                    await recorder.closed(report, read)
-            finally:
-                self.registry.end_call(self.run, scope, node, report, cancelled=True)
 
     # -- outside the engine ------------------------------------------------------------
 
@@ -445,6 +313,10 @@ class RunCaller(Caller):
     """Replies whose nodes become parents of the calls, too."""
     client: bool = False
     """Whether the tasks that make the calls do not belong to the run (`ClientCall`)."""
+    name: str = "llm"
+    """The name of the calls' nodes."""
+    probes: bool = False
+    """Whether the calls only read log probabilities, so that their output is not used."""
     replies: list[Reply] = dataclasses.field(default_factory=list)
     """The replies of the calls so far, in the order in which the calls ended."""
     read: int | None = None
@@ -452,12 +324,113 @@ class RunCaller(Caller):
     by `closed`.
     """
 
-    def chunks(self, spec: CallSpec, *, stream: bool) -> AsyncGenerator[Chunk, None]:
-        """Make a call and yield its chunks. The reply of the call is added to ``replies``."""
-        client = ClientCall(self.emitter.run.id) if self.client else None
-        return self.emitter.make(
-            spec, self.scope, self.after, stream=stream, caller=self, client=client
-        )
+    async def chunks(
+        self, spec: CallSpec, *, stream: bool, reader: ClientCall | None = None
+    ) -> AsyncGenerator[Chunk, None]:
+        """Make a call and yield its chunks. The caller must read them outside the scope of any
+        program (`tracking.outside`).
+
+        The reply is added to ``replies``, unless ``reader`` is set. This is the `ClientCall` of a
+        reader that does not need ``replies``.
+        """
+        run, services = self.emitter.run, self.emitter.services
+        over, loop = False, asyncio.get_running_loop()
+        client = ClientCall(run.id) if reader is None and self.client else reader
+        spec, recorder = (spec, None) if self.probes else self._recorded(spec, stream=stream)
+        try:
+            node, call = self._begin(spec)
+            made = services.executor.generate(call, stream=stream)
+            try:
+                async with contextlib.aclosing(made) as chunks:
+                    if client is not None:
+                        services.client_calls.add(client)
+                        client.task = asyncio.current_task(loop)
+                    async for chunk in chunks:
+                        if client is not None:
+                            client.task = None
+                        if recorder is not None:
+                            await recorder.saw(chunk)
+                        if chunk.reply is not None:
+                            over = True
+                            registry = self.emitter.registry
+                            registry.end_call(run, self.scope, node, chunk.reply.report)
+                            if reader is None:
+                                chunk.reply = self._with_node(chunk.reply, node)
+                        yield chunk
+                        if client is not None:
+                            if run.ended_at is not None and not over:
+                                # The run ended while nobody waited for the call's next chunk, so
+                                # there was no task to cancel.
+                                raise asyncio.CancelledError
+                            client.task = asyncio.current_task(loop)
+            except BaseException as error:
+                if not over:
+                    await self._failed(call, node, error, recorder)
+                raise
+        finally:
+            if client is not None:
+                services.client_calls.discard(client)
+                client.ended()
+
+    def _recorded(self, spec: CallSpec, *, stream: bool) -> tuple[CallSpec, _CallRecorder | None]:
+        """Return the recorder of a call's tokens, if they are recorded, and the call that it
+        needs.
+        """
+        tokens, executor = self.emitter.run.tokens, self.emitter.services.executor
+        if tokens is None or is_pooled(spec):
+            return spec, None
+        spec = dataclasses.replace(spec, with_logprobs=True)
+        return spec, _CallRecorder(tokens, self.scope, spec, executor, stream=stream)
+
+    def _begin(self, spec: CallSpec) -> tuple[Node, Call]:
+        emitter = self.emitter
+        info = emitter.services.executor.info
+        info.check_served(spec.model)
+        if spec.sampling is not None:
+            info.check_logits(spec.sampling.logits)
+        parents = map(node_of, self.after)
+        node = emitter.registry.begin_call(emitter.run, self.scope, self.name, parents)
+        if spec.seed is None and spec.temperature > 0:
+            spec = dataclasses.replace(spec, seed=self._draw_seed(node))
+        return node, Call(identity_of(emitter.run, self.scope, node), spec)
+
+    def _draw_seed(self, node: Node) -> int:
+        """Draw a random seed that depends only on the runtime's seed, the run's id and the node. A
+        fork draws the same seeds as the run from which it was forked.
+        """
+        run, place, where = self.emitter.run, self.scope.place, str(node.id)
+        # With a journal, the seed depends on the place in the code and not on the node's number.
+        # So a resumed program that makes the call again draws the same seed, even if the numbers
+        # of its nodes have changed.
+        if place is not None:
+            where, place.nodes = f"{place.path}#{place.nodes}", place.nodes + 1
+        key = f"{self.emitter.services.seed}/{run.draws_as or run.id}/{where}".encode()
+        # A hash takes a tenth of the time of seeding a random number generator.
+        return int.from_bytes(blake2b(key, digest_size=4).digest()) >> 1
+
+    def _with_node(self, reply: Reply, node: Node) -> Reply:
+        """Return a call's reply with the ids of its node and run, and add it to ``replies``."""
+        reply = dataclasses.replace(reply, node=node.id, run_id=self.emitter.run.id)
+        self.replies.append(reply)
+        return reply
+
+    async def _failed(
+        self, call: Call, node: Node, error: BaseException, recorder: _CallRecorder | None
+    ) -> None:
+        """Handle the ``error`` that ended a call."""
+        run, registry, report = self.emitter.run, self.emitter.registry, CallReport()
+        if isinstance(error, Exception):
+            registry.end_call(run, self.scope, node, report, error=error)
+            return
+        try:  # the call must end in the registry even if the task is cancelled a second time
+            report = await self.emitter.services.executor.aborted(call.call_id)
+        finally:
+            try:
+                was_closed = isinstance(error, GeneratorExit) or self.read is not None
+                if recorder is not None and was_closed:
+                    await recorder.closed(report, self.read)
+            finally:
+                registry.end_call(run, self.scope, node, report, cancelled=True)
 
     def closed(self, read: int) -> None:
         self.read = read
@@ -469,8 +442,7 @@ class RunCaller(Caller):
         lock = self.emitter.registry.lock
         with lock:
             each = [
-                RunCaller(self.emitter, self.scope.fork(), self.after, self.client, self.replies)
-                for _ in range(count)
+                dataclasses.replace(self, scope=self.scope.fork(), read=None) for _ in range(count)
             ]
         try:
             yield each
@@ -511,7 +483,8 @@ class LiveContexts:
         scope = self.emitter.own_scope(name)
         spec = (await self.frontend()).addressed(spec)
         probes = name not in WRITING
-        made = self.emitter.make(spec, scope, (), stream=stream, name=name, probes=probes)
+        caller = RunCaller(self.emitter, scope, name=name, probes=probes)
+        made = caller.chunks(spec, stream=stream)
         self.emitter.run.streams.add(made)
         async with contextlib.aclosing(made) as chunks:
             while (chunk := await _next_outside(chunks)) is not None:

@@ -148,4 +148,4 @@ async def test_a_run_of_a_graph_over_http(http: httpx.AsyncClient) -> None:
     with walked() as way:
         answer = await http.post("/runs/wait", json=body)
     answer.raise_for_status()
-    check(way, "A run of a LangGraph graph over HTTP", hops=27, files=18)
+    check(way, "A run of a LangGraph graph over HTTP", hops=26, files=18)

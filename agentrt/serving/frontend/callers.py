@@ -16,6 +16,7 @@ from agentrt.executors.chat_api import Caller
 from agentrt.interrupts import Tool
 from agentrt.request import CallSpec
 from agentrt.runtime import Runtime
+from agentrt.runtime.emitter import RunCaller
 from agentrt.runtime.run import Run
 from agentrt.runtime.services import ClientCall
 from agentrt.serving.error_responses import CalledOffError, StoppingError, SupersededError
@@ -81,7 +82,7 @@ class RequestCaller(Caller):
             self._close(call)
 
         call = ClientCall(run.id, ended)
-        made = self._emitter.make(spec, scope, (), stream=stream, client=call)
+        made = RunCaller(self._emitter, scope).chunks(spec, stream=stream, reader=call)
         self._open[call] = made
         return made
 
