@@ -152,13 +152,18 @@ class Program:
         plain = get_args(hint)[0] if get_origin(hint) is Annotated else hint
         return inspect.formatannotation(plain, base_module=self.function.__module__)
 
-    async def __call__(self, ctx: Context, input: Any = None) -> Any:
-        """Run the function. If the input is None and the function's parameter has a default, use
-        the default. A function without an input parameter does not get the input.
+    def arguments(self, ctx: Context, input: Any = None) -> tuple[Any, ...]:
+        """Return the arguments of the function. If the input is None and the function's parameter
+        has a default, the function uses the default. A function without an input parameter does not
+        get the input.
         """
         if self.takes_input and (input is not None or self.needs_input):
-            return await self.function(ctx, input)
-        return await self.function(ctx)
+            return ctx, input
+        return (ctx,)
+
+    async def __call__(self, ctx: Context, input: Any = None) -> Any:
+        """Run the function with its `arguments`."""
+        return await self.function(*self.arguments(ctx, input))
 
     def __repr__(self) -> str:
         return f"<program {self.name}>"

@@ -416,7 +416,8 @@ class Runtime:
         record, live = run.record, self.emitter(run)
         emitter = live if record is None else Recorded(live, record)
         try:
-            run.result = await program(Context(run.id, run.type, emitter), input)
+            arguments = program.arguments(Context(run.id, run.type, emitter), input)
+            run.result = await program.function(*arguments)
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if run.stale != "restart" or task is None:
