@@ -38,7 +38,12 @@ from agentrt.executors.info import ExecutorInfo
 from agentrt.executors.outbox import Outbox
 from agentrt.executors.vllm._compat.api_server import render_elsewhere
 from agentrt.executors.vllm._compat.batches import send_together
-from agentrt.executors.vllm._compat.core import ask_scheduler, core_pids, start_reader
+from agentrt.executors.vllm._compat.core import (
+    ask_scheduler,
+    core_pids,
+    start_reader,
+    stat_logger,
+)
 from agentrt.executors.vllm._compat.grammars import validate_once
 from agentrt.executors.vllm._compat.weights import EXTENSION, LOAD
 from agentrt.executors.vllm.calls import (
@@ -359,8 +364,6 @@ class VLLMEngine(CoreClient):
 
     def _stat_logger(self) -> Any:
         from prometheus_client import CollectorRegistry
-
-        from agentrt.executors.vllm._compat.stats import stat_logger
 
         self._metrics = CollectorRegistry()
         return stat_logger(self._metrics)

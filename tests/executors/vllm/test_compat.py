@@ -18,7 +18,7 @@ from prometheus_client import REGISTRY, CollectorRegistry
 
 from agentrt.executors.vllm import _compat
 from agentrt.executors.vllm._compat import offloading, pool, scheduling
-from agentrt.executors.vllm._compat.stats import stat_logger
+from agentrt.executors.vllm._compat.core import stat_logger
 from agentrt.executors.vllm.engine_core.scheduler import ProgramScheduler
 from agentrt.lab.engine.headless import (
     BLOCK_SIZE,

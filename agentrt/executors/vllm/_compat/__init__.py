@@ -8,7 +8,8 @@ The place depends on the process in which the use must take effect.
 installed when `agentrt.executors.vllm.engine_core.scheduler` is imported, since the core needs them
 before its scheduler):
 
-- `core`: the engine core and its client: utility methods, the reader of outputs, the process.
+- `core`: the engine core and its client: utility methods, the reader of outputs, the process; the
+  client's own metrics and their registry, which `VLLMEngine._load` installs.
 - `batches`: how the client sends messages to the core, and how the core reads them. The client's
   part is installed by `VLLMEngine.start`.
 - `scheduling`: the scheduler and the outputs of its steps. vLLM documents the option
@@ -30,7 +31,6 @@ before its scheduler):
   threads are in the core, and installed there.
 - `weights`: replaces the model's weights in vLLM's workers (``worker_extension_cls`` is public),
   and repairs the state of vLLM's reloading after a failure.
-- `stats`: vLLM's own metrics and their registry.
 
 `VLLMFrontend.open` installs the replacements of the front end, on one application of vLLM:
 

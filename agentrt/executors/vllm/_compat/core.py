@@ -1,5 +1,5 @@
 """Access to the engine core and to its client: calls of utility methods of the core, the client's
-task that reads outputs, and the ids of the core's processes.
+task that reads outputs, the ids of the core's processes, and the client's metrics.
 
 This module does not import vLLM when it is imported, because clients import it before they load an
 engine.
@@ -7,10 +7,13 @@ engine.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
+from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry
     from vllm.v1.engine.async_llm import AsyncLLM
 
 UTILITY = "agentrt"
@@ -72,3 +75,53 @@ def core_pids(llm: AsyncLLM) -> list[int]:
     """Return the ids of the engine core's processes; empty if it runs in this process."""
     manager = llm.engine_core.resources.engine_manager
     return [] if manager is None else [process.pid for process in manager.processes]
+
+
+# -- the client's metrics --------------------------------------------------------------------
+
+_REGISTERING = Lock()
+"""A lock that is held while metrics are registered, since several engines may start at once, each
+in a thread.
+"""
+_PREFIX = "vllm:"
+
+
+def stat_logger(registry: CollectorRegistry) -> type[Any]:
+    """Return a stat-logger class for vLLM's ``AsyncLLM`` that registers its metrics (``vllm:…``) in
+    ``registry``.
+
+    vLLM registers them for the whole process, where the metrics of a second engine replace those of
+    the first. Check at an upgrade: `vllm.v1.metrics.loggers.PrometheusStatLogger`, which registers
+    in its constructor and in `log_engine_initialized`, and
+    `vllm.v1.metrics.prometheus.unregister_vllm_metrics`.
+    """
+    from vllm.config import VllmConfig
+    from vllm.v1.metrics.loggers import PrometheusStatLogger
+
+    class OwnStatLogger(PrometheusStatLogger):
+        def __init__(
+            self, vllm_config: VllmConfig, engine_indexes: list[int] | None = None
+        ) -> None:
+            with _moved_to(registry):
+                super().__init__(vllm_config, engine_indexes)
+
+        def log_engine_initialized(self) -> None:
+            with _moved_to(registry):
+                super().log_engine_initialized()
+
+    return OwnStatLogger
+
+
+@contextlib.contextmanager
+def _moved_to(registry: CollectorRegistry) -> Iterator[None]:
+    """Move the vLLM metrics that the ``with`` block registers from the process's registry to
+    ``registry``.
+    """
+    from prometheus_client import REGISTRY
+
+    with _REGISTERING:
+        yield
+        for collector in list(REGISTRY._collector_to_names):
+            if getattr(collector, "_name", "").startswith(_PREFIX):
+                REGISTRY.unregister(collector)
+                registry.register(collector)
