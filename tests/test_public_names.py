@@ -48,7 +48,7 @@ MODULES: dict[str, tuple[str, ...]] = {
 MEASURING = ("calibrate", "simulate")
 """Commands that carry no promise."""
 GROUPS = (
-    "agentrt.executors.vllm.logits",
+    "agentrt.executors.vllm.options",
     "agentrt.interrupts.toolbox",
     "agentrt.router",
     "agentrt.scheduler.policies",

@@ -63,7 +63,6 @@ from agentrt.executors.vllm.lifetime import (
     shut_down,
     shut_down_when_loaded,
 )
-from agentrt.executors.vllm.logits import offer_processors
 from agentrt.executors.vllm.logprobs import LogprobCollector
 from agentrt.executors.vllm.options import (
     AUTO,
@@ -71,6 +70,7 @@ from agentrt.executors.vllm.options import (
     check_model,
     config_fault,
     engine_args,
+    offer_processors,
     prepare_environment,
     reports_logprobs,
 )

@@ -1,4 +1,6 @@
-"""The options of an embedded vLLM engine: agentrt's, defaults for the machine, and vLLM's own."""
+"""The options of an embedded vLLM engine: agentrt's, defaults for the machine, and vLLM's own, with
+the logits processors that installed packages offer.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +10,9 @@ import logging
 import os
 import textwrap
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -19,6 +22,7 @@ from agentrt.errors import ConfigError, ModelLoadError
 from agentrt.executors.folders import user_folder
 from agentrt.executors.identity import VLLM_KEY
 from agentrt.executors.info import display_name
+from agentrt.executors.vllm._compat.sampling import interface_of, runner_of, takes_none
 from agentrt.executors.vllm._compat.weights import EXTENSION
 from agentrt.executors.vllm.default_model import HUB_MODEL
 from agentrt.executors.vllm.entrypoints.flags import check_flags, given_flags
@@ -28,6 +32,7 @@ from agentrt.proxies import environment_fault
 from agentrt.scheduler.config import SchedulerConfig
 
 if TYPE_CHECKING:
+    from vllm.config import VllmConfig
     from vllm.engine.arg_utils import AsyncEngineArgs
 
 SCHEDULER = "agentrt.executors.vllm.engine_core.scheduler.ProgramScheduler"
@@ -391,6 +396,71 @@ def _in_the_hubs_cache(model: str) -> Path | None:
     except (ImportError, ValueError):  # no engine is installed, or the name is not a hub name
         return None
     return Path(path) if isinstance(path, str) else None
+
+
+# -- logits processors -----------------------------------------------------------------------
+
+ENTRY_POINT_GROUP = "agentrt.logits_processors"
+"""The group of entry points by which packages offer logits processors: a processor's name and its
+class.
+
+A name may have several classes, one for each of vLLM's model runners.
+"""
+
+
+def offer_processors(config: VllmConfig) -> dict[str, str]:
+    """Make the engine load the processors of installed packages in addition to those of
+    ``--logits-processors``.
+
+    Returns all names, each with the reason why this engine cannot run the processor, or "" if it
+    can. The name of a processor of ``--logits-processors`` is the name of its class. Raises
+    `ConfigError` if this engine cannot use a processor of ``--logits-processors``.
+    """
+    model = config.model_config
+    processors = list(model.logits_processors or ())
+    offered = {_checked(processor, config).__name__: "" for processor in processors}
+    refused: dict[str, str] = {}
+    for point in entry_points(group=ENTRY_POINT_GROUP):
+        usable = _usable(point.load, point.value, config)
+        if isinstance(usable, str):
+            refused[point.name] = usable
+        elif point.name not in offered:
+            offered[point.name] = ""
+            processors.append(f"{usable.__module__}:{usable.__qualname__}")
+    if processors:
+        model.logits_processors = processors
+    return refused | offered
+
+
+def _checked(processor: str | type[Any], config: VllmConfig) -> type[Any]:
+    """Return the class of a processor that ``--logits-processors`` names. Raises `ConfigError` if
+    this engine cannot use it.
+    """
+    usable = _usable(lambda: _resolved(processor), processor, config)
+    if isinstance(usable, str):
+        raise ConfigError(f"--logits-processors: {usable}")
+    return usable
+
+
+def _usable(load: Callable[[], Any], name: object, config: VllmConfig) -> type[Any] | str:
+    """Return the class that ``load`` returns, or the reason why this engine cannot use it."""
+    if reason := takes_none(config):
+        return f"{name} cannot run in this engine: {reason}"
+    try:
+        processor = load()
+    except Exception as error:  # a package may raise anything when it is imported
+        return f"{name} cannot be imported: {error}"
+    runner = runner_of(config)
+    if isinstance(processor, type) and issubclass(processor, interface_of(runner)):
+        return processor
+    return f"{name} is not written for vLLM's model runner {runner}, which this engine uses"
+
+
+def _resolved(processor: str | type[Any]) -> Any:
+    """Return the object that ``module:Class`` names; a class is returned as it is."""
+    if not isinstance(processor, str):
+        return processor
+    return EntryPoint("", processor, ENTRY_POINT_GROUP).load()
 
 
 warn_of_former_place(__name__, "EngineOptions")

@@ -10,9 +10,9 @@ import pytest
 
 from agentrt.errors import ConfigError
 from agentrt.executors.info import ExecutorInfo
-from agentrt.executors.vllm import logits as module
+from agentrt.executors.vllm import options as module
 from agentrt.executors.vllm._compat.sampling import interface_of
-from agentrt.executors.vllm.logits import ENTRY_POINT_GROUP, offer_processors
+from agentrt.executors.vllm.options import ENTRY_POINT_GROUP, offer_processors
 
 pytest.importorskip("vllm")
 pytestmark = pytest.mark.engine
