@@ -22,7 +22,7 @@ from agentrt.serving.langgraph.routes import Route, Routes
 from agentrt.serving.langgraph.runs.queue import MAX_RUNNING, RunQueue, open_queue
 from agentrt.serving.langgraph.runs.routes import RunRoutes
 from agentrt.serving.langgraph.runs.starts import StartRoutes
-from agentrt.serving.langgraph.store.routes import StoreRoutes
+from agentrt.serving.langgraph.store import StoreRoutes
 from agentrt.serving.langgraph.tenant_state import TenantState, open_tenant_state, sweeping
 from agentrt.serving.langgraph.threads.questions import ThreadQuestions
 from agentrt.serving.langgraph.threads.routes import StateRoutes, ThreadRoutes

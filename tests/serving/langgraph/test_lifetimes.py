@@ -28,7 +28,7 @@ from agentrt.serving.langgraph.database import threads as sweeping
 from agentrt.serving.langgraph.database._compat import keep_latest
 from agentrt.serving.langgraph.database.tables import webhooks
 from agentrt.serving.langgraph.database.threads import sweep
-from agentrt.serving.langgraph.store.items import TenantStore
+from agentrt.serving.langgraph.store import TenantStore
 from agentrt.serving.langgraph.tenant_state import TenantState, open_tenant_state
 from agentrt.serving.lifetimes import Lifetimes, ThreadTtl, read_lifetimes
 from agentrt.serving.server import Server

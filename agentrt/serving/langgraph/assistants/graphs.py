@@ -41,7 +41,7 @@ from agentrt.serving.langgraph._compat import message_streams
 from agentrt.serving.langgraph.database.interrupts import EXPIRED, deadline_for
 from agentrt.serving.langgraph.database.storage import Storage
 from agentrt.serving.langgraph.responses import not_found
-from agentrt.serving.langgraph.store.items import TenantStore
+from agentrt.serving.langgraph.store import TenantStore
 from agentrt.serving.server import Served, ServedGraph, ServedProgram, Server
 from agentrt.steady import SteadyClock
 

@@ -19,7 +19,7 @@ from agentrt.serving.background import Background
 from agentrt.serving.langgraph import tenant_state
 from agentrt.serving.langgraph.database.runs import NewRun
 from agentrt.serving.langgraph.runs.streams import EventLog, stored_events
-from agentrt.serving.langgraph.store.items import TenantStore
+from agentrt.serving.langgraph.store import TenantStore
 from agentrt.serving.langgraph.tenant_state import (
     LINGER_S,
     REPLAY_S,

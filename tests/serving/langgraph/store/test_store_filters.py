@@ -13,7 +13,7 @@ from langgraph_sdk.client import LangGraphClient
 from langgraph_sdk.errors import UnprocessableEntityError
 
 from agentrt.serving.langgraph.database.storage import open_storage
-from agentrt.serving.langgraph.store.items import TenantStore
+from agentrt.serving.langgraph.store import TenantStore
 
 ITEMS: dict[str, Any] = {
     "1": {"user": {"name": "ann", "age": 9}, "n": 1, "tags": ["a", "b"], "s": "x"},

@@ -12,7 +12,7 @@ from langgraph.store.memory import InMemoryStore
 from agentrt.errors import ConfigError
 from agentrt.serving.langgraph.database import _compat
 from agentrt.serving.langgraph.database.storage import open_storage
-from agentrt.serving.langgraph.store.items import TenantStore
+from agentrt.serving.langgraph.store import TenantStore
 
 TENANTS = ("acme", "acme-corp", "ACME", "acme.eu", "acm%", "a", "tenant:acme")
 

@@ -1,1 +1,0 @@
-"""LangGraph's store: long-term items by namespace and key, separate for each tenant."""
