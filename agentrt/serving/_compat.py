@@ -156,8 +156,9 @@ class TimeoutProtocol(ReaderTimeout, HttpToolsProtocol):
             self.flow.resume_reading()
 
     def on_headers_complete(self) -> None:
-        self._header_bytes, self._in_body = 0, True
+        self._header_bytes = 0
         super().on_headers_complete()
+        self._in_body = True  # not before: uvicorn refuses some requests here, such as odd URLs
 
     def on_message_complete(self) -> None:
         self._in_body = False

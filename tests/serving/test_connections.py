@@ -178,6 +178,17 @@ async def test_a_body_is_read_when_its_client_offers_another_protocol(name: str)
         assert (await connection.ask("GET", "/works"))[0] == 200
 
 
+@pytest.mark.parametrize("url", ["http://", "http://host:99999/works", f"/{'a' * 70_000}"])
+async def test_a_url_that_cannot_be_read_is_refused_without_a_traceback(
+    url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with open_server(apis=(broken_routes,)) as server:
+        async with Connection(server) as connection:
+            assert (await connection.rest("GET", url)).startswith(b"HTTP/1.1 400")
+        assert (await server.client.get("/works")).status_code == 200
+    assert not errors(caplog)
+
+
 async def test_a_stream_that_fails_has_no_end() -> None:
     """The client detects the missing end; the next request uses a new connection."""
     async with open_server(apis=(broken_routes,)) as server:
