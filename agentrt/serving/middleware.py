@@ -220,6 +220,9 @@ class Middleware:
         state = scope.setdefault("state", {})
         state["request_id"], state["headers"] = request_id, headers
         path = scope["path"]
+        if scope["method"] == "HEAD" and _is_open(path):
+            # Monitors and load balancers use HEAD, too. uvicorn leaves out the body of the answer.
+            scope = {**scope, "method": "GET"}
         sending = _Sending(send, path, request_id, self._server.keep_alive_s)
         try:
             await self._answer(scope, receive, sending, headers)

@@ -302,6 +302,15 @@ async def test_ready_is_not_health() -> None:
         assert await at.json("/health") == {"status": "ok"}
 
 
+async def test_monitors_may_ask_with_head() -> None:
+    engine = Mortal()
+    async with served(engine) as at:
+        for path in ("/health", "/ready", "/dashboard"):
+            assert (await at.client.head(path)).status_code == 200
+        engine.up = False
+        assert (await at.client.head("/health")).status_code == 503
+
+
 async def test_ready_says_what_an_engine_waits_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """Others may serve meanwhile."""
     engine = Mortal()
