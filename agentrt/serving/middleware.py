@@ -40,6 +40,7 @@ from agentrt.serving.bodies import (
 from agentrt.serving.encodings import EncodingError, accepted
 from agentrt.serving.error_responses import error_response, log_fault
 from agentrt.serving.keep_alive import STREAM, KeepAlive
+from agentrt.serving.line_ends import escape_line_ends
 from agentrt.serving.origins import OriginCheck
 from agentrt.serving.server import Server
 from agentrt.serving.sockets import Sockets
@@ -359,19 +360,23 @@ class Middleware:
 
 
 class _Sending:
-    """A send function that adds the request's id to the answer, and keeps streams alive.
+    """A send function that adds the request's id to the answer, keeps streams alive, and escapes
+    the characters in a stream's events at which some clients end a line.
 
     ``alive`` is the stream's keep-alive, if the answer is a stream. ``is_begun`` is True as
     soon as sending the head of the answer begins, and ``is_over`` after all of it was sent.
     """
 
-    __slots__ = ("_interval_s", "_path", "_request_id", "_send", "alive", "is_begun", "is_over")
+    __slots__ = (
+        *("_interval_s", "_is_stream", "_path", "_request_id", "_send"),
+        *("alive", "is_begun", "is_over"),
+    )
 
     def __init__(self, send: Send, path: str, request_id: str, interval_s: float) -> None:
         self._send, self._path = send, path
         self._request_id, self._interval_s = request_id, interval_s
         self.alive: KeepAlive | None = None
-        self.is_begun = self.is_over = False
+        self._is_stream = self.is_begun = self.is_over = False
 
     def __call__(self, message: Message) -> Awaitable[None]:
         if self.alive is not None:
@@ -380,10 +385,15 @@ class _Sending:
             self.is_begun = True
             own = (b"x-request-id", self._request_id.encode("ascii"))
             message["headers"] = headers = [*message.get("headers", ()), own]
-            for name, value in headers if self._interval_s else ():
+            for name, value in headers:
                 if name == b"content-type" and value[: len(STREAM)] == STREAM:
-                    self.alive = KeepAlive(self._send, self._path, self._interval_s)
-        elif "more_body" not in message or not message["more_body"]:
+                    self._is_stream = True
+                    if self._interval_s:
+                        self.alive = KeepAlive(self._send, self._path, self._interval_s)
+            return self._send(message)
+        if self._is_stream and "body" in message:
+            message["body"] = escape_line_ends(bytes(message["body"]))
+        if "more_body" not in message or not message["more_body"]:
             return self._last(message)
         return self._send(message)
 

@@ -14,6 +14,8 @@ from typing import Any
 from pydantic_core import from_json
 
 from agentrt.serving.batches.storage import Content
+from agentrt.serving.bodies import parse_json
+from agentrt.serving.line_ends import escape_line_ends
 
 MAX_REQUESTS = 50_000
 """Maximum number of requests of a batch. OpenAI has the same limit."""
@@ -83,7 +85,7 @@ def read_request(number: int, line: bytes, endpoint: str) -> LineRequest:
     ``endpoint`` is the endpoint of the batch, which must be the request's ``url``.
     """
     try:
-        value = from_json(line.removeprefix(b"\xef\xbb\xbf"), allow_inf_nan=False)
+        value = parse_json(line)
     except ValueError as error:
         raise LineError("invalid_json_line", f"this line is not JSON: {error}") from error
     if not isinstance(value, dict):
@@ -210,7 +212,8 @@ def _line(
         "response": response,
         "error": error,
     }
-    return json.dumps(line, ensure_ascii=False).encode("utf-8", "replace") + b"\n"
+    encoded = json.dumps(line, ensure_ascii=False).encode("utf-8", "replace")
+    return escape_line_ends(encoded) + b"\n"
 
 
 def answered_numbers(content: Content) -> Iterator[int]:

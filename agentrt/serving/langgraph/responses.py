@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import fields as dataclass_fields
 from dataclasses import is_dataclass
@@ -106,18 +105,6 @@ def encode(value: Any) -> bytes:
         return orjson.dumps(value, default=_plain, option=_OPTIONS)
     except TypeError:  # for example a lone surrogate, or an integer of more than 64 bits
         return orjson.dumps(_repaired(value, 0), default=_shown, option=_OPTIONS)
-
-
-def encode_ascii(value: Any) -> str:
-    """Encode ``value`` as `encode` does, but as ASCII, for server-sent events.
-
-    For some clients, such as httpx's ``iter_lines``, a line also ends at U+0085, U+2028 and U+2029,
-    so these characters must be escaped.
-    """
-    encoded = encode(value)
-    if encoded.isascii():
-        return encoded.decode()
-    return json.dumps(orjson.loads(encoded), separators=(",", ":"))
 
 
 def to_json(value: Any) -> Any:

@@ -427,4 +427,4 @@ def _changed(sent: dict[K, JSON], rendered: Iterable[tuple[K, JSON, bool]]) -> l
 
 
 def _event(name: str, body: dict[str, Any]) -> ServerSentEvent:
-    return ServerSentEvent(responses.encode_ascii(body), event=name)
+    return ServerSentEvent(responses.encode(body).decode(), event=name)

@@ -30,7 +30,7 @@ from agentrt.scheduler.table import ProgramState, state_of
 from agentrt.serving.error_responses import ApiError, OpenAIRoute, client_gone
 from agentrt.serving.former import FormerPath
 from agentrt.serving.keep_alive import NEVER_S
-from agentrt.serving.langgraph.responses import JSON, encode_ascii, to_json
+from agentrt.serving.langgraph.responses import JSON, encode, to_json
 from agentrt.serving.middleware import tenant_of
 from agentrt.serving.programs.bodies import Label, RunRequest, Strict
 from agentrt.serving.programs.client_programs import ClientProgram
@@ -249,10 +249,10 @@ async def _events(
     try:
         while not isinstance(event := await box.get(), RunEnded):
             if isinstance(event, QuestionView):
-                yield {"event": "question", "data": encode_ascii(event.to_json())}
+                yield {"event": "question", "data": encode(event.to_json()).decode()}
             elif isinstance(event, NodeStarted | NodeChanged | NodeEnded):
-                yield {"event": "node", "data": encode_ascii(_node(event))}
-        yield {"event": "run", "data": encode_ascii(describe_run(served_run))}
+                yield {"event": "node", "data": encode(_node(event)).decode()}
+        yield {"event": "run", "data": encode(describe_run(served_run)).decode()}
     finally:
         served_run.watchers.discard(box)
         served_run.run.cancel()

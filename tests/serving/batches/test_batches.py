@@ -146,6 +146,15 @@ async def test_a_file_from_windows_and_a_long_line(tmp_path: Path) -> None:
         assert (error["custom_id"], error["response"]["status_code"]) == ("long", 400)
 
 
+async def test_each_answer_is_one_line_for_clients_that_split_at_line_separators(
+    tmp_path: Path,
+) -> None:
+    async with serve_batches(tmp_path, lambda call: "a\u2028b\u2029c\x85d") as server:
+        batch = await server.until(await server.batch(request("r1"), request("r2")))
+        answers = [text_of(line) for line in await server.lines(batch.output_file_id)]
+        assert answers == ["a\u2028b\u2029c\x85d"] * 2
+
+
 async def test_a_bug_fails_its_request_and_not_the_batch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
