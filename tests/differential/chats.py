@@ -147,6 +147,10 @@ def _linked() -> Iterator[Case]:
     yield Case("responses/get", f"{RESPONSES}/{ID}", None, "GET", after=first)
     yield Case("responses/get-stream", f"{RESPONSES}/{ID}?stream=true", None, "GET", after=first)
     yield Case("responses/cancel", f"{RESPONSES}/{ID}/cancel", None, after=first)
+    begun = respond("begun", background=True, max_output_tokens=1500, ignore_eos=True)
+    cancelled = Case("responses/cancel-begun", f"{RESPONSES}/{ID}/cancel", None, after=begun)
+    yield cancelled
+    yield Case("responses/cancel-twice", f"{RESPONSES}/{ID}/cancel", None, after=cancelled)
     unstored = respond("unstored", "I am Anna.", store=False)
     yield Case("responses/get-unstored", f"{RESPONSES}/{ID}", None, "GET", after=unstored)
     yield Case("responses/after-unstored", RESPONSES, second.body, after=unstored)

@@ -201,12 +201,8 @@ class FrontendApp:
             request.scope["path"], request.scope["raw_path"] = path, path.encode()
         if path.startswith(_OF_RESPONSES):
             kept = await self._stored(request)
-            if request.method == "DELETE" and "/" not in path.removeprefix(_OF_RESPONSES):
-                deleted = await self._delete(request, kept)
-                await JSONResponse(deleted)(request.scope, request.receive, send)
-                return
-            if kept is not None and kept.whole is not None and _is_plain_get(request):
-                await JSONResponse(kept.whole)(request.scope, request.receive, send)
+            if (answer := await self._answer_about(kept, request)) is not None:
+                await answer(request.scope, request.receive, send)
                 return
             send = _edited(kept, send)
         model = await _model(request, read, kind, fields)
@@ -301,6 +297,18 @@ class FrontendApp:
         if kept is not None:
             _check_events(request, kept)
         return kept
+
+    async def _answer_about(
+        self, kept: StoredResponse | None, request: Request
+    ) -> JSONResponse | None:
+        """Return the answer to a request about a stored response; None if vLLM answers it."""
+        if request.method == "DELETE" and "/" not in request.scope["path"][len(_OF_RESPONSES) :]:
+            return JSONResponse(await self._delete(request, kept))
+        if kept is None or kept.whole is None:
+            return None
+        if _is_cancellation(request):
+            return _late_cancellation(kept.whole)
+        return JSONResponse(kept.whole) if _is_plain_get(request) else None
 
     async def _delete(self, request: Request, kept: StoredResponse | None) -> dict[str, Any]:
         """Delete the stored response that a request's path names, and return the answer. Raises
@@ -467,6 +475,30 @@ def _edited(kept: StoredResponse | None, send: Send) -> Send:
 def _is_plain_get(request: Request) -> bool:
     """Return whether a request reads a stored response as JSON, not as a stream of events."""
     return _is_get(request) and request.query_params.get("stream", "false").lower() in _FALSE
+
+
+def _is_cancellation(request: Request) -> bool:
+    """Return whether a request cancels a stored response."""
+    name = request.scope["path"].removeprefix(_OF_RESPONSES)
+    return request.method == "POST" and name.partition("/")[2] == "cancel"
+
+
+def _late_cancellation(response: Mapping[str, Any]) -> JSONResponse:
+    """Return the answer to the cancellation of a response that has ended.
+
+    As at OpenAI, a cancellation that comes too late, or twice, has no effect. vLLM refuses it, and
+    knows no response from before a restart.
+    """
+    if response.get("background"):
+        return JSONResponse(response)
+    # The error is that of vLLM.
+    error = {
+        "message": "Cannot cancel a synchronous response.",
+        "type": "invalid_request_error",
+        "param": "response_id",
+        "code": 400,
+    }
+    return JSONResponse({"error": error}, 400)
 
 
 def _check_events(request: Request, kept: StoredResponse) -> None:

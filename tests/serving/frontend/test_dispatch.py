@@ -162,7 +162,7 @@ async def test_a_stored_response_is_requested_from_the_front_end_that_made_it() 
         made = await http.post("/v1/responses", json={"model": "small", "input": "hi"})
         assert made.json()["front"] == "small"
         assert (await http.get("/v1/responses/resp-1")).json() == made.json()
-        kept = (await http.post("/v1/responses/resp-1/cancel")).json()
+        kept = (await http.get("/v1/responses/resp-1", params={"stream": "maybe"})).json()
         assert kept == {"front": "small", "kept": "small"}
         other = await http.get("/v1/responses/resp-1", headers={"x-agentrt-tenant": "b"})
         assert other.json() == {"front": "big", "kept": None}

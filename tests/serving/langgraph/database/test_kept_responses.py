@@ -47,6 +47,27 @@ async def ask(local: LocalServer, *items: Any, tenant: str = "a", **more: Any) -
     )
 
 
+async def test_a_response_that_has_ended_is_cancelled_after_a_restart_as_before(
+    database: str,
+) -> None:
+    async with server_on(database) as local:
+        synchronous = await ask(local, "hello")
+        in_background = await ask(local, "hello", background=True)
+        await local.until(lambda: not local.server.under_way)
+        before = [await cancel(local, each) for each in (synchronous, in_background)]
+    async with server_on(database) as local:
+        after = [await cancel(local, each) for each in (synchronous, in_background)]
+    assert after == before
+    assert [status for status, _ in after] == [400, 200]
+    assert after[1][1]["status"] == "completed"
+
+
+async def cancel(local: LocalServer, response: Any) -> tuple[int, Any]:
+    headers = {"x-agentrt-tenant": "a"}
+    answer = await local.client.post(f"{PATH}/{response['id']}/cancel", headers=headers)
+    return answer.status_code, answer.json()
+
+
 async def test_a_chat_goes_on_after_a_restart(database: str) -> None:
     async with server_on(database) as local:
         first = await ask(local, "I am Ada.", CALL, OUTPUT)
