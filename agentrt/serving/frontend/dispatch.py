@@ -13,6 +13,7 @@ from pydantic_core import from_json
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse
+from starlette.routing import Match
 from starlette.types import Message, Receive, Scope, Send
 
 from agentrt.errors import AgentrtError, NotServedError
@@ -155,6 +156,7 @@ class FrontendApp:
         if not is_public(scope["path"], operator=scope["state"]["operator"]):
             raise HTTPException(404, "Not Found")
         try:
+            self._check_route(scope)
             await self._serve(request, receive, send)
         except ClientDisconnect:
             return
@@ -163,6 +165,32 @@ class FrontendApp:
             log_fault(status, error)
             refusal = JSONResponse(in_form_of(scope["path"], body), status, headers)
             await refusal(scope, receive, send)
+
+    def _check_route(self, scope: Scope) -> None:
+        """Raise `HTTPException` with status 404 for a path that no front end has, and with status
+        405 for a method that the path does not have. Such a request is no call of a program.
+        """
+        path, method = scope["path"], scope["method"]
+        is_own = path.startswith(_MODELS) or path == _COMPACT
+        is_own |= method == "DELETE" and path.startswith(_OF_RESPONSES)
+        # vLLM redirects a path with a slash at its end to the path without this slash.
+        if is_own or not self._fronts or path.endswith("/"):
+            return
+        methods = set[str]()
+        for route in (route for front in self._fronts for route in front.app.routes):
+            match, _ = route.matches(scope)
+            if match is Match.FULL:
+                return
+            if match is Match.PARTIAL:
+                methods |= getattr(route, "methods", None) or set()
+        if methods:
+            allowed = {"allow": ", ".join(sorted(methods))}
+            raise HTTPException(405, f"{method} {path}: method not allowed", allowed)
+        if path in (*_GENERATING, *_POOLING):
+            return  # `_check_path` says what the model can do
+        twice = path.startswith("/v1/v1/")
+        way = "; the client adds /v1 to the base URL itself, so leave it out there" if twice else ""
+        raise HTTPException(404, f"{method} {path}: not found{way}")
 
     async def _connect(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve a WebSocket of the Responses API. vLLM's own WebSockets are not public."""

@@ -181,6 +181,23 @@ async def test_bodies_without_json_are_refused_or_passed_to_vllm() -> None:
         assert (await http.get("/nothing")).json() == {"detail": "Not Found"}
 
 
+async def test_unknown_paths_and_methods_are_named_in_the_form_of_the_api() -> None:
+    async with client() as http:
+        for path, says in (
+            ("/v1/poems", "POST /v1/poems: not found"),
+            ("/v1/v1/chat/completions", "leave it out there"),
+            ("/v1/messages/batches", "POST /v1/messages/batches: not found"),
+        ):
+            answer = await http.post(path, json={"model": "small"})
+            assert answer.status_code == 404
+            assert says in answer.json()["error"]["message"]
+            assert (answer.json().get("type") == "error") == ("messages" in path)
+        answer = await http.get("/v1/chat/completions")
+        assert (answer.status_code, answer.headers["allow"]) == (405, "POST")
+        text = "GET /v1/chat/completions: method not allowed"
+        assert answer.json()["error"]["message"] == text
+
+
 async def test_without_a_front_end_every_path_of_vllm_is_not_found() -> None:
     async with Runtime(ScriptedExecutor()) as runtime:
         server = Server(runtime, ("big",), tenants=Tenants(time.monotonic))
