@@ -13,7 +13,6 @@ from typing import Any
 
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
-from pydantic_core import from_json
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -28,6 +27,7 @@ from agentrt.errors import (
     PromptTooLongError,
     UsageError,
 )
+from agentrt.serving.bodies import parse_json
 from agentrt.serving.tenants import BusyError
 
 _PACKAGE = str(Path(__file__).resolve().parents[1])
@@ -174,7 +174,7 @@ class _StrictRequest(Request):
 
     async def json(self) -> Any:
         try:
-            return from_json(await self.body(), allow_inf_nan=False)
+            return parse_json(await self.body())
         except ValueError as error:
             raise ApiError(400, f"the body is not JSON: {error}", code="invalid_json") from error
 

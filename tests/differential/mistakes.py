@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import codecs
+import json
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -51,6 +53,7 @@ VALUES: dict[str, dict[str, Any]] = {
     "n-below-zero": {"n": -1},
     "n-too-large": {"n": 100_000},
     "n-text": {"n": "two"},
+    "n-digits": {"n": "2", "temperature": 1, "seed": 1},
     "presence-three": {"presence_penalty": 3},
     "frequency-three": {"frequency_penalty": -3},
     "repetition-zero": {"repetition_penalty": 0},
@@ -75,6 +78,7 @@ VALUES: dict[str, dict[str, Any]] = {
     "salt-number": {"cache_salt": 5},
     "stream-options": {"stream_options": {"include_usage": True}},
     "stream-text": {"stream": "maybe"},
+    "stream-number": {"stream": 1},
     "format-unknown": {"response_format": {"type": "poem"}},
     "format-text": {"response_format": "json"},
     "format-no-schema": {"response_format": {"type": "json_schema"}},
@@ -328,6 +332,7 @@ def _envelopes() -> Iterator[Case]:
     for path, body in PLAIN.items():
         for name, content in CONTENTS.items():
             yield Case(f"wrong{path}/{name}", path, content)
+        yield Case(f"wrong{path}/with-bom", path, codecs.BOM_UTF8 + json.dumps(body).encode())
         plain = Case(f"wrong{path}", path, body)
         yield replace(plain, name=f"wrong{path}/as-text", headers={"content-type": "text/plain"})
         for method in ("GET", "DELETE", "PUT"):

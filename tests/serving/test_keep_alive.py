@@ -89,6 +89,24 @@ async def test_a_waiting_stream_sends_comments(path: str) -> None:
         assert waited.count(b"\n\n") == plain.content.replace(sign_of(path), b"").count(b"\n\n")
 
 
+@pytest.mark.parametrize("keep_alive_s", [0.0, 10.0])
+@pytest.mark.parametrize("path", APIS)
+async def test_a_client_that_splits_at_line_separators_gets_whole_events(
+    path: str, keep_alive_s: float
+) -> None:
+    """httpx ends a line at these characters, as Python's ``splitlines`` does."""
+    text, lines = "a\u2028b\u2029c\x85d", list[str]()
+    async with open_server(lambda call: text, keep_alive_s=keep_alive_s) as local:
+        body = {**ask(path, "hi"), "stream": True}
+        async with local.client.stream("POST", path, json=body) as answer:
+            lines += [line async for line in answer.aiter_lines()]
+    assert {line.partition(":")[0] for line in lines} <= {"event", "data", ""}
+    events = [line[6:] for line in lines if line.startswith("data: {")]
+    assert not any(sign in event for event in events for sign in text if not sign.isascii())
+    whole = "".join(map(str, map(json.loads, events)))
+    assert all(repr(sign)[1:-1] in whole for sign in text)
+
+
 @pytest.mark.parametrize("path", APIS)
 async def test_without_an_interval_no_comment_is_sent(path: str) -> None:
     async with open_server(keep_alive_s=0) as local:
@@ -351,6 +369,18 @@ async def test_an_answer_in_one_piece_may_begin_before_it_is_known(path: str) ->
         assert came.lstrip(b"\n").startswith(b"{")
         plain = (await local.client.post(path, json=ask(path, "hi"))).json()
         assert json.loads(came).keys() == plain.keys()
+
+
+@pytest.mark.parametrize("stream", ["true", 1, 1.0])
+@pytest.mark.parametrize("path", APIS)
+async def test_a_stream_is_one_whatever_its_client_writes_for_true(path: str, stream: Any) -> None:
+    """vLLM streams, so the answer must not begin early as JSON."""
+    async with open_server(kind=Waiting, keep_alive_s=SOON_S, early_s=1e-9) as local:
+        body = {**ask(path, "hi"), "stream": stream}
+        async with local.client.stream("POST", path, json=body) as answer:
+            assert answer.headers["content-type"].startswith("text/event-stream")
+            await until_alive(answer, path)
+            local.engine.go.set()
 
 
 async def test_official_clients_read_answers_that_begin_early() -> None:

@@ -157,7 +157,24 @@ def within_window(
     return {**body, **changed} if changed else body
 
 
-_INTEGER = TypeAdapter(int)
+_INTEGER, _BOOLEAN = TypeAdapter(int), TypeAdapter(bool)
+_FLAGS = ("stream", "background", "store")
+
+
+def with_plain_values(body: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the body with ``n`` as an integer and its flags as booleans if vLLM reads their values
+    as such. It does so with ``"n": "3"`` and ``"stream": "true"``, for example.
+
+    This server, too, depends on these fields, and must not read other values than vLLM. Values that
+    vLLM refuses stay as they are.
+    """
+    changed: dict[str, Any] = {}
+    for name, kind in (("n", _INTEGER), *((name, _BOOLEAN) for name in _FLAGS)):
+        value = body.get(name)
+        if isinstance(value, str | float) or (value.__class__ is int and kind is _BOOLEAN):
+            with contextlib.suppress(ValidationError):
+                changed[name] = kind.validate_python(value)
+    return {**body, **changed} if changed else body
 
 
 def _integer(value: Any) -> int:

@@ -9,7 +9,6 @@ from datetime import UTC, datetime
 from typing import Any, Protocol, cast
 
 from fastapi import FastAPI
-from pydantic_core import from_json
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse
@@ -21,7 +20,7 @@ from agentrt.executors.chat_api import FIELDS, WORKS_FOR, Frontend, FrontProfile
 from agentrt.executors.info import display_name
 from agentrt.executors.vllm.entrypoints.models import FrontendsByModel
 from agentrt.interrupts import Tool
-from agentrt.serving.bodies import LONG, ReadBody, body_of, pause, whole
+from agentrt.serving.bodies import LONG, ReadBody, body_of, parse_json, pause, whole
 from agentrt.serving.error_responses import ApiError, describe, in_form_of, log_fault
 from agentrt.serving.frontend.anthropic_tools import server_kinds
 from agentrt.serving.frontend.bounds import (
@@ -29,6 +28,7 @@ from agentrt.serving.frontend.bounds import (
     check_bounds,
     check_length,
     check_lists,
+    with_plain_values,
     within_window,
 )
 from agentrt.serving.frontend.conversations import MESSAGES, RESPONSES
@@ -457,16 +457,15 @@ def _fields(kind: str, body: bytes) -> Mapping[str, Any]:
     """Return the fields of a JSON body. A form, or JSON that is not an object, has no fields.
     ``kind`` is the content type in lower case.
 
-    Raises `ApiError` for a body that is not JSON, and for NaN, lone surrogates or very deep
-    nesting. Python's own parser accepts these values, but the code that uses them fails later.
+    Raises `ApiError` for a body that is not JSON.
     """
     if not body or "json" not in kind:
         return {}
     try:
-        fields = from_json(body, allow_inf_nan=False)
+        fields = parse_json(body)
     except ValueError as error:
         raise ApiError(400, f"the body is not JSON: {error}", code="invalid_json") from error
-    return fields if isinstance(fields, dict) else {}
+    return with_plain_values(fields) if isinstance(fields, dict) else {}
 
 
 async def _model(

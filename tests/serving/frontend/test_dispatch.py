@@ -198,6 +198,17 @@ async def test_unknown_paths_and_methods_are_named_in_the_form_of_the_api() -> N
         assert answer.json()["error"]["message"] == text
 
 
+async def test_a_byte_order_mark_before_json_is_skipped() -> None:
+    json_type = {"content-type": "application/json"}
+    async with client() as http:
+        for path, body in (
+            ("/v1/chat/completions", b'{"model": "small"}'),
+            ("/v1/client-runs", b"{}"),
+        ):
+            answer = await http.post(path, content=b"\xef\xbb\xbf" + body, headers=json_type)
+            assert answer.is_success, answer.text
+
+
 async def test_without_a_front_end_every_path_of_vllm_is_not_found() -> None:
     async with Runtime(ScriptedExecutor()) as runtime:
         server = Server(runtime, ("big",), tenants=Tenants(time.monotonic))

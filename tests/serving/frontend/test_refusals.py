@@ -304,3 +304,18 @@ def test_how_many_calls_a_request_makes() -> None:
     with pytest.raises(ApiError, match=r"messages: \d+ choices times chats") as refused:
         calls_of(f"{CHAT}/batch", {"messages": [[]] * (MOST_CALLS + 1)})
     assert refused.value.param == "messages"
+
+
+@pytest.mark.parametrize("count", [1000, "1000", 1000.0])
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+async def test_the_limit_on_choices_holds_however_the_number_is_written(
+    path: str, count: Any
+) -> None:
+    """vLLM reads ``"1000"`` and ``1000.0`` as the number."""
+    async with open_server() as local:
+        refused = await local.client.post(path, json=ask(path, "hi", n=count, temperature=1))
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "n")
+        assert not local.engine.calls
+        chosen = await local.client.post(path, json=ask(path, "hi", n="2", temperature=1))
+        assert len(chosen.json()["choices"]) == 2
+        assert local.server.tenants.calls("default") == 0
