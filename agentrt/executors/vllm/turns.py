@@ -9,7 +9,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from agentrt.executors.vllm.processes import leave_processor
 
@@ -104,12 +104,27 @@ class SharedThread:
         """Run ``work`` in the thread when it is its owner's turn, and return the result."""
         await self._turns.take(owner)
         try:
-            # The thread cannot be stopped, so after a cancellation the next work waits for it.
-            working = asyncio.get_running_loop().run_in_executor(self._pool, work)
-            try:
-                return await asyncio.shield(working)
-            except asyncio.CancelledError:
-                await asyncio.wait([working])
-                raise
+            # After a cancellation, the next work waits for the thread.
+            return await to_its_end(asyncio.get_running_loop().run_in_executor(self._pool, work))
         finally:
             self._turns.over()
+
+
+async def to_its_end(working: asyncio.Future[T]) -> T:
+    """Return the result of work in a thread, which cannot be stopped.
+
+    A caller that is cancelled waits for the end of the work, too. The work's result or error is
+    then dropped.
+    """
+    try:
+        return await asyncio.shield(working)
+    except asyncio.CancelledError:
+        working.add_done_callback(_drop_error)
+        await asyncio.wait([working])
+        raise
+
+
+def _drop_error(working: asyncio.Future[Any]) -> None:
+    """Mark the error of work as retrieved, because asyncio logs errors that nobody retrieves."""
+    if not working.cancelled():
+        working.exception()

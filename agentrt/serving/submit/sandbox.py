@@ -41,6 +41,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from agentrt.errors import AgentrtError, UsageError
+from agentrt.executors.vllm.turns import to_its_end
 from agentrt.program import Context, Program
 from agentrt.serving.error_responses import ApiError
 from agentrt.serving.middleware import tenant_of
@@ -391,12 +392,7 @@ class Workers:
 
         A cancelled caller still waits for the end of the call, because the call uses a session.
         """
-        call = asyncio.get_running_loop().run_in_executor(self._threads, function)
-        try:
-            return await asyncio.shield(call)
-        except asyncio.CancelledError:
-            await asyncio.wait([call])
-            raise
+        return await to_its_end(asyncio.get_running_loop().run_in_executor(self._threads, function))
 
     def enter_here(self, limits: ResourceLimits) -> MontySession:
         """Return a session with a new interpreter in one of the tenant's processes."""
