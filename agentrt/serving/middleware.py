@@ -170,7 +170,7 @@ _OPEN_FOLDERS = ("/dashboard/", "/chat/")
 _ID = re.compile(r"[\x21-\x7e]{1,128}")
 _SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 MCP_PATH = "/mcp"
-_QUESTIONS = "/v1/questions/"
+_QUESTIONS, _CANCEL = "/v1/questions/", "/cancel"
 _RETRY_S = "5"
 _BEARER = "bearer "
 
@@ -421,10 +421,12 @@ def _is_open(path: str) -> bool:
 
 
 def _goes_on(method: str, path: str) -> bool:
-    """Return whether a draining server accepts a request: reads, answers to questions of live runs,
-    and messages of MCP clients. The MCP API itself refuses new calls.
+    """Return whether a draining server accepts a request: reads, cancellations and deletions, which
+    begin no work, answers to questions of live runs, and messages of MCP clients. The MCP API itself
+    refuses new calls.
     """
-    return method in _SAFE_METHODS or path.startswith(_QUESTIONS) or path == MCP_PATH
+    is_end = method == "DELETE" or path.endswith(_CANCEL)
+    return method in _SAFE_METHODS or is_end or path.startswith(_QUESTIONS) or path == MCP_PATH
 
 
 def _stopping(path: str, why: str) -> Response:

@@ -240,10 +240,12 @@ async def test_events_that_are_not_stored_are_refused(how: dict[str, bool]) -> N
             assert whole["status"] == "completed"
 
 
-async def test_a_background_response_can_be_cancelled() -> None:
+@pytest.mark.parametrize("draining", [False, True])
+async def test_a_background_response_can_be_cancelled(draining: bool) -> None:
     async with open_server(kind=Held) as local:
         queued = await local.post(RESPONSES, ask(RESPONSES, "hello", background=True))
         await local.engine.began.wait()
+        local.server.draining = draining
         at = f"{RESPONSES}/{queued['id']}"
         cancelled: Any = (await local.client.post(f"{at}/cancel", json={})).json()
         assert cancelled["status"] == "cancelled"
