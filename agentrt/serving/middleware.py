@@ -171,6 +171,7 @@ _ID = re.compile(r"[\x21-\x7e]{1,128}")
 _SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 MCP_PATH = "/mcp"
 _QUESTIONS, _CANCEL = "/v1/questions/", "/cancel"
+_MESSAGES = "/v1/messages"
 _RETRY_S = "5"
 _BEARER = "bearer "
 
@@ -383,8 +384,11 @@ class _Sending:
             self.alive.last, self.alive.idle = message, 0
         if message["type"] == "http.response.start":
             self.is_begun = True
-            own = (b"x-request-id", self._request_id.encode("ascii"))
-            message["headers"] = headers = [*message.get("headers", ()), own]
+            request_id = self._request_id.encode("ascii")
+            own = [(b"x-request-id", request_id)]
+            if self._path.startswith(_MESSAGES):
+                own.append((b"request-id", request_id))  # its name in Anthropic's API
+            message["headers"] = headers = [*message.get("headers", ()), *own]
             for name, value in headers:
                 if name == b"content-type" and value[: len(STREAM)] == STREAM:
                     self._is_stream = True

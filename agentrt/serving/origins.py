@@ -33,7 +33,8 @@ _DEFAULTS: Mapping[str, Any] = {
     "allow_methods": ["*"],
     "allow_headers": ["*"],
     "expose_headers": [
-        "Content-Location", "Location", "Mcp-Session-Id", "Retry-After", "X-Pagination-Next",
+        "Content-Location", "Location", "Mcp-Session-Id", "Request-Id", "Retry-After",
+        "X-Agentrt-Left-Out", "X-Agentrt-Max-Tokens", "X-Agentrt-Run", "X-Pagination-Next",
         "X-Pagination-Total", "X-Request-Id",
     ],
 }  # fmt: skip

@@ -215,6 +215,7 @@ async def test_the_answer_to_a_foreign_page() -> None:
         made = await client.post("/v1/client-runs", headers=here)
         assert made.status_code == 201
         assert made.headers["access-control-allow-origin"] == here["origin"]
+        assert "X-Agentrt-Run" in made.headers["access-control-expose-headers"].split(", ")
 
 
 async def test_errors_too_can_be_read_by_pages_that_may() -> None:

@@ -223,6 +223,23 @@ async def test_request_ids_come_back() -> None:
         assert len(missing.headers["x-request-id"]) == 32
 
 
+async def test_anthropics_client_finds_the_id_of_its_request() -> None:
+    from anthropic import AsyncAnthropic, BadRequestError
+
+    async with (
+        open_server() as local,
+        AsyncAnthropic(base_url=local.url, api_key="none") as client,
+    ):
+        said = {"x-request-id": "mine-7"}
+        hello: Any = [{"role": "user", "content": "hi"}]
+        request = {"model": MODEL, "messages": hello, "extra_headers": said}
+        answer = await client.messages.create(**request, max_tokens=8)
+        assert answer._request_id == "mine-7"
+        with pytest.raises(BadRequestError) as refused:
+            await client.messages.create(**request, max_tokens=0)
+        assert refused.value.request_id == "mine-7"
+
+
 async def test_all_requests_of_a_tenant_count_whatever_they_ask_for() -> None:
     """Health checks need no key, and are not counted."""
     limits = Limits(http_requests_per_minute=2)
