@@ -426,8 +426,8 @@ def _is_open(path: str) -> bool:
 
 def _goes_on(method: str, path: str) -> bool:
     """Return whether a draining server accepts a request: reads, cancellations and deletions, which
-    begin no work, answers to questions of live runs, and messages of MCP clients. The MCP API itself
-    refuses new calls.
+    begin no work, answers to questions of live runs, and messages of MCP clients. The MCP API
+    itself refuses new calls.
     """
     is_end = method == "DELETE" or path.endswith(_CANCEL)
     return method in _SAFE_METHODS or is_end or path.startswith(_QUESTIONS) or path == MCP_PATH
