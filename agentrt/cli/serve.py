@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +30,8 @@ from agentrt.cli.options import (
 if TYPE_CHECKING:
     from agentrt.serving.listen import Certificate
 
+_VLLM_KEY = "VLLM_API_KEY"
+"""The variable in which 'vllm serve' finds its API key."""
 _EPILOG = """\b
 Examples:
   agentrt serve
@@ -250,12 +253,27 @@ def serve(targets: tuple[str, ...], engine_flags: tuple[str, ...], **options: An
     from agentrt.serving.listen import Listener
 
     check_kind(options["kind"], click.get_current_context(), engine_flags)
+    _check_key(options)
     job, fleet = read_job(targets, engine_flags, options), read_fleet(options)
     listener = Listener(options["host"], options["port"], _certificate(options))
     try:
         return serve_job(job, fleet, listener)
     finally:
         listener.close()
+
+
+def _check_key(options: dict[str, Any]) -> None:
+    """Raise `UsageError` if the environment has a key for 'vllm serve', and the server would need
+    no key.
+    """
+    from agentrt.errors import UsageError
+
+    if options["api_key_file"] is None and os.environ.get(_VLLM_KEY):
+        raise UsageError(
+            f"{_VLLM_KEY} is set, but agentrt serve reads its API keys from a file only; make a "
+            "key with 'agentrt keys new TENANT --file FILE' and add --api-key-file FILE, or unset "
+            "the variable to serve without keys"
+        )
 
 
 def _certificate(options: dict[str, Any]) -> Certificate | None:

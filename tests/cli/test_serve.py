@@ -73,6 +73,17 @@ def test_bad_usage_is_one_line(
     assert says in lines[0]
 
 
+def test_a_key_for_vllm_that_would_not_be_needed_is_told(
+    invoke: Invoke, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VLLM_API_KEY", "secret")
+    assert invoke("serve", "--port", "0") == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: VLLM_API_KEY is set, but ")
+    assert "--api-key-file FILE" in error
+    assert "secret" not in error
+
+
 def test_a_port_in_use_is_told_before_any_engine_starts(
     invoke: Invoke, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -46,6 +46,16 @@ async def test_a_bug_is_a_500_without_internal_details(path: str) -> None:
         assert not any(row.calls for row in local.runtime.table)
 
 
+async def test_keys_and_request_ids_are_those_of_this_server_only(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("VLLM_API_KEY", "secret")
+    async with open_server(flags=("--enable-request-id-headers",)) as local:
+        answer = await local.client.post(CHAT, json=ask(CHAT, "hi"))
+        assert answer.status_code == 200
+        assert len(answer.headers.get_list("x-request-id")) == 1
+
+
 async def test_vllm_collects_no_request_metrics() -> None:
     async with open_server() as local:
         await local.chat("hi")

@@ -34,10 +34,13 @@ if TYPE_CHECKING:
     from fastapi.routing import APIRoute
     from starlette.types import ASGIApp, Receive, Scope, Send
 
-_LOG = logging.getLogger(__name__)
-_NOT_NEEDED = ("PrometheusInstrumentatorMiddleware", "CORSMiddleware", "ScalingMiddleware")
-"""vLLM's middleware that is removed. Its measurements are not published, the CORS rules are set by
-agentrt's server in front, and vLLM does not change the number of its engines here.
+_NOT_NEEDED = (
+    *("PrometheusInstrumentatorMiddleware", "CORSMiddleware", "ScalingMiddleware"),
+    *("AuthenticationMiddleware", "XRequestIdMiddleware"),
+)
+"""vLLM's middleware that is removed. Its measurements are not published, and vLLM does not change
+the number of its engines here. The CORS rules, the API keys and the header with a request's id are
+those of agentrt's server in front.
 """
 _PARSED = (
     *("/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses"),
