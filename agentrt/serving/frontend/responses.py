@@ -66,8 +66,10 @@ class Rows(Protocol):
     `ApiError` if the database cannot be read or written.
     """
 
-    def save(self, tenant: str, finished: Finished) -> None:
-        """Save a response in the background."""
+    def save(self, tenant: str, finished: Finished, before: Sequence[Any]) -> None:
+        """Save a response in the background. ``before`` are the items that its chat had before the
+        response. They are saved, too, if the response that it continues is not in the database.
+        """
 
     async def load(self, tenant: str, response_id: str) -> tuple[Finished, Sequence[Any]] | None:
         """Return a tenant's response and all items of its chat; None if the response is unknown,
@@ -233,7 +235,7 @@ class ResponseStore:
         self._tenants[tenant].complete(kept, finished, [*before, *finished.added])
         self._grow(tenant, finished.response_id, finished.size)
         if keeps and (rows := self._rows()) is not None:
-            rows.save(tenant, finished)
+            rows.save(tenant, finished, before)
 
     def _grow(self, tenant: str, response_id: str, size: int) -> None:
         """Add ``size`` bytes to a response, and remove old responses beyond the limits."""

@@ -102,7 +102,7 @@ class OneRow:
         self.loads = 0
         self.go = asyncio.Event()
 
-    def save(self, tenant: str, finished: Finished) -> None: ...
+    def save(self, tenant: str, finished: Finished, before: Sequence[Any]) -> None: ...
 
     async def load(self, tenant: str, response_id: str) -> tuple[Finished, list[Any]]:
         self.loads += 1

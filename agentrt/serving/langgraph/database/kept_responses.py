@@ -11,10 +11,10 @@ import asyncio
 import json
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 import sqlalchemy as sa
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from agentrt.serving.error_responses import ApiError
@@ -45,35 +45,51 @@ class KeptResponses:
         self._under_way = under_way
         self._saving: dict[tuple[str, str], asyncio.Task[None]] = {}
 
-    def save(self, tenant: str, finished: Finished) -> None:
+    def save(self, tenant: str, finished: Finished, before: Sequence[Any]) -> None:
         """Start to save a response in the background. A failure is logged. A response whose id the
         database cannot store is not saved.
+
+        ``before`` are the items that the response's chat had before. They are saved, too, if the
+        previous response is not stored: a client may have deleted it while this response was
+        generated, or its own save may have failed.
         """
         if not _is_id(finished.response_id):
             return
-        task = asyncio.create_task(self._save(tenant, finished), name="save a response")
+        saving = self._save(tenant, finished, before)
+        task = asyncio.create_task(saving, name="save a response")
         key = tenant, finished.response_id
         self._saving[key] = task
         self._under_way.add(task)
         task.add_done_callback(self._under_way.discard)
         task.add_done_callback(lambda _: self._saving.pop(key, None))
 
-    async def _save(self, tenant: str, finished: Finished) -> None:
+    async def _save(self, tenant: str, finished: Finished, before: Sequence[Any]) -> None:
         try:
-            now = self._database.clock.now()
-            row = await asyncio.to_thread(_row, tenant, finished, now)
-            async with self._database.writing() as connection:
-                await _delete(connection, tenant, [finished.response_id])
-                await connection.execute(sa.insert(responses).values(row))
-                if items := _item_rows(tenant, finished):
-                    await connection.execute(sa.insert(response_items), items)
-                await _make_room(connection, tenant, finished.response_id, now)
+            try:
+                await self._write(tenant, finished, before)
+            except IntegrityError:  # another response has saved the same previous response
+                await self._write(tenant, finished, before)
         except (SQLAlchemyError, OSError) as error:
             _LOG.error(
                 "response %s was not stored and will be lost at a restart: %s",
                 finished.response_id,
                 first_line(error),
             )
+
+    async def _write(self, tenant: str, finished: Finished, before: Sequence[Any]) -> None:
+        now, previous = self._database.clock.now(), finished.previous
+        row = await asyncio.to_thread(_row, tenant, finished, now)
+        async with self._database.writing() as connection:
+            await _delete(connection, tenant, [finished.response_id])
+            await connection.execute(sa.insert(responses).values(row))
+            if _is_id(previous) and not await _is_stored(connection, tenant, previous):
+                missing = Finished(previous, finished.model, {}, before)
+                row = await asyncio.to_thread(_row, tenant, missing, now)
+                row["response"] = _DELETED
+                await connection.execute(sa.insert(responses).values(row))
+            if items := _item_rows(tenant, finished):
+                await connection.execute(sa.insert(response_items), items)
+            await _make_room(connection, tenant, finished.response_id, now)
 
     async def load(self, tenant: str, response_id: str) -> tuple[Finished, Sequence[Any]] | None:
         """Return a tenant's response and all items of its chat; None if the response is not stored,
@@ -147,11 +163,18 @@ class KeptResponses:
             raise ApiError(503, text, code="database_unavailable") from error
 
 
-def _is_id(name: object) -> bool:
+def _is_id(name: object) -> TypeGuard[str]:
     """Return whether the database can store ``name`` as an id. PostgreSQL refuses NUL
     characters.
     """
     return isinstance(name, str) and 0 < len(name) <= _LONGEST_ID and "\0" not in name
+
+
+async def _is_stored(connection: AsyncConnection, tenant: str, response_id: str) -> bool:
+    """Return whether there is a row of a response, even if its client has deleted the response."""
+    key = responses.c.response_id
+    query = sa.select(key).where(responses.c.tenant == tenant, key == response_id)
+    return (await connection.execute(query)).first() is not None
 
 
 def _chain(rows: Mapping[str, Row], response_id: str) -> list[Row]:

@@ -15,7 +15,7 @@ from agentrt.serving.langgraph.database import kept_responses
 from agentrt.serving.programs.api import api as programs
 from agentrt.steady import MachineClocks
 from tests.serving.frontend.test_response_items import LEFT_OUT, PATH, prompt_of
-from tests.serving.local import MODEL, SAYS, LocalServer, open_server
+from tests.serving.local import MODEL, SAYS, Held, LocalServer, open_server
 
 pytestmark = pytest.mark.engine
 
@@ -60,6 +60,45 @@ async def test_a_response_that_has_ended_is_cancelled_after_a_restart_as_before(
     assert after == before
     assert [status for status, _ in after] == [400, 200]
     assert after[1][1]["status"] == "completed"
+
+
+async def test_a_chat_goes_on_after_a_restart_although_its_beginning_was_deleted_meanwhile(
+    database: str,
+) -> None:
+    async with server_on(database, kind=Held) as local:
+        local.engine.go.set()
+        first = await ask(local, "I am Ada.")
+        await local.until(lambda: not local.server.under_way)
+        local.engine.go.clear()
+        local.engine.began.clear()
+        second = await ask(local, "And?", previous_response_id=first["id"], background=True)
+        await local.engine.began.wait()
+        at, headers = f"{PATH}/{first['id']}", {"x-agentrt-tenant": "a"}
+        assert (await local.client.delete(at, headers=headers)).status_code == 200
+        local.engine.go.set()
+    async with server_on(database) as local:
+        assert (await local.client.get(at, headers=headers)).status_code == 404
+        await ask(local, "Who am I?", previous_response_id=second["id"])
+        assert [prompt_of(local).count(text) for text in ("I am Ada.", "And?", SAYS)] == [1, 1, 2]
+
+
+async def test_responses_that_save_the_same_previous_response_at_once_are_both_saved(
+    database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, answers = kept_responses._is_stored, [False]
+
+    async def is_stored(connection: Any, tenant: str, response_id: str) -> bool:
+        is_there = await whole(connection, tenant, response_id)
+        return answers.pop() if answers else is_there  # then, the other response is faster
+
+    async with server_on(database) as local:
+        first = await ask(local, "I am Ada.")
+        await local.until(lambda: not local.server.under_way)
+        monkeypatch.setattr(kept_responses, "_is_stored", is_stored)
+        second = await ask(local, "And?", previous_response_id=first["id"])
+    async with server_on(database) as local:
+        await ask(local, "Who am I?", previous_response_id=second["id"])
+        assert "I am Ada." in prompt_of(local)
 
 
 async def cancel(local: LocalServer, response: Any) -> tuple[int, Any]:
