@@ -157,8 +157,12 @@ def within_window(
     return {**body, **changed} if changed else body
 
 
-_INTEGER, _BOOLEAN = TypeAdapter(int), TypeAdapter(bool)
-_FLAGS = ("stream", "background", "store")
+_INTEGER = TypeAdapter(int)
+_FLAG = TypeAdapter(bool)
+_PLAIN: Mapping[str, TypeAdapter[Any]] = {
+    "n": _INTEGER,
+    **dict.fromkeys(("stream", "background", "store"), _FLAG),
+}
 
 
 def with_plain_values(body: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -169,9 +173,9 @@ def with_plain_values(body: Mapping[str, Any]) -> Mapping[str, Any]:
     vLLM refuses stay as they are.
     """
     changed: dict[str, Any] = {}
-    for name, kind in (("n", _INTEGER), *((name, _BOOLEAN) for name in _FLAGS)):
+    for name, kind in _PLAIN.items():
         value = body.get(name)
-        if isinstance(value, str | float) or (value.__class__ is int and kind is _BOOLEAN):
+        if isinstance(value, str | float) or (value.__class__ is int and kind is _FLAG):
             with contextlib.suppress(ValidationError):
                 changed[name] = kind.validate_python(value)
     return {**body, **changed} if changed else body

@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Protocol, cast
+from urllib.parse import urlencode
 
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
@@ -73,6 +74,9 @@ _NO_CALLS = (
 _JSON = b"application/json"
 _MODELS = "/v1/models"
 _OF_RESPONSES = f"{RESPONSES}/"
+_AFTER = "starting_after"
+_LONGEST_NUMBER = 9
+"""Maximum number of digits of an event's number."""
 _FALSE, _TRUE = ("false", "f", "no", "n", "off", "0"), ("true", "t", "yes", "y", "on", "1")
 """The values of a query parameter that FastAPI reads as a boolean, in lower case."""
 _COMPACT = f"{RESPONSES}/compact"
@@ -232,7 +236,7 @@ class FrontendApp:
             if (answer := await self._answer_about(kept, request)) is not None:
                 await answer(request.scope, request.receive, send)
                 return
-            send = _edited(kept, send)
+            send = _edited(kept, request, send)
         model = await _model(request, read, kind, fields)
         front = self._front(path, tenant, model)
         self._check_path(path, front)
@@ -492,11 +496,18 @@ def _model_of(front: Front, responses: Any) -> Model:
     )
 
 
-def _edited(kept: StoredResponse | None, send: Send) -> Send:
+def _edited(kept: StoredResponse | None, request: Request, send: Send) -> Send:
     """Return ``send``, or a wrapper that edits a stored response as the request that created it
-    requires.
+    requires. If the response is edited, vLLM is asked for its events from the beginning.
     """
-    return send if kept is None or kept.edit is None else kept.edit.sending(send)
+    if kept is None or kept.edit is None:
+        return send
+    after = request.query_params.get(_AFTER, "")
+    if not after.isdecimal() or len(after) > _LONGEST_NUMBER:
+        return kept.edit.sending(send)
+    others = [pair for pair in request.query_params.multi_items() if pair[0] != _AFTER]
+    request.scope["query_string"] = urlencode(others).encode()
+    return kept.edit.sending(send, int(after))
 
 
 def _is_plain_get(request: Request) -> bool:

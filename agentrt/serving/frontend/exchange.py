@@ -100,6 +100,7 @@ class Exchange:
     _is_early: bool = False
     _is_stream: bool = False
     _is_left: bool = False
+    _is_shared: bool = False
 
     def __post_init__(self) -> None:
         self.calls = calls_of(self.path, self.fields)
@@ -373,6 +374,7 @@ class Exchange:
                 message["body"] = broken_off(self.path, self._caller.error)
         elif not message.get("more_body", False):
             self._answer.read(bytes(self._body))
+        self._share_edit()
         if self._answer.is_over and not self.fields.get("background"):
             self._leave()  # before the client can send a request that continues this answer
 
@@ -438,6 +440,15 @@ class Exchange:
 
     # -- responses in the background ---------------------------------------------------
 
+    def _share_edit(self) -> None:
+        """Let later requests that read a response in the background get it in the same form. This
+        happens before the client learns the response's id.
+        """
+        if self.edit is None or not self.fields.get("background") or self._is_shared:
+            return
+        if (kept := self.store.get(self.tenant, self._answer.id)) is not None:
+            kept.edit, self._is_shared = self.edit, True
+
     def _goes_on(self, app: Any) -> bool:
         """Return whether vLLM generates the response in the background, after this request has
         ended.
@@ -451,9 +462,6 @@ class Exchange:
         if task is None:
             return False
         self.server.under_way.add(task)
-        kept = self.store.get(self.tenant, self._answer.id)
-        if kept is not None:
-            kept.edit = self.edit
 
         def ended(done: asyncio.Task[Any]) -> None:
             self.server.under_way.discard(done)

@@ -218,10 +218,13 @@ class AnswerEdit:
         self._arguments: dict[str, str] = {}
         self._sent_input: dict[str, str] = {}
 
-    def sending(self, send: Send) -> Send:
+    def sending(self, send: Send, after: int = -1) -> Send:
         """Return a wrapper of ``send`` for a later request that reads the same stored response.
 
-        The wrapper edits the answer to that request in the same way as this editor.
+        The wrapper edits the answer to that request in the same way as this editor. If the answer
+        is a stream, it must have all events from the beginning, because how an event is edited
+        depends on earlier events. The client gets the events whose numbers are greater than
+        ``after``.
         """
         other = AnswerEdit(self.carriers, self.shown, compaction=self.is_compaction)
         is_stream = False
@@ -240,7 +243,9 @@ class AnswerEdit:
                 )
                 message["headers"] = headers
             elif body := message.get("body", b""):
-                message["body"] = other.events(body) if is_stream else other.whole(body)
+                message["body"] = (
+                    _later_events(other.events(body), after) if is_stream else other.whole(body)
+                )
             await send(message)
 
         return send_edited
@@ -390,6 +395,18 @@ def _summary(items: Iterable[Any]) -> str:
         if kind in texts and isinstance(content, list):
             texts[kind] += filter(None, map(text_of, content))
     return "\n".join(texts["message"] or texts["reasoning"]).strip()
+
+
+def _later_events(body: bytes, after: int) -> bytes:
+    """Return the events of ``body`` whose sequence numbers are greater than ``after``."""
+    if after < 0:
+        return body
+    later = []
+    for text in filter(None, body.split(b"\n\n")):
+        event = _event(text[text.find(_DATA) + len(_DATA) :]) or {}
+        if event.get("sequence_number", after + 1) > after:
+            later.append(text + b"\n\n")
+    return b"".join(later)
 
 
 def _event(data: bytes) -> Json | None:

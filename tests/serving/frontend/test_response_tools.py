@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import httpx
 import pytest
 
 from tests.serving.frontend.response_items import GRAMMAR, SCHEMA
@@ -119,7 +120,10 @@ def calling(says: Said, name: str, arguments: Any) -> str:
 
 async def streamed(server: LocalServer, body: Any) -> list[dict[str, Any]]:
     """The events of a streamed answer."""
-    answer = await server.client.post(PATH, json={**body, "stream": True})
+    return events_in(await server.client.post(PATH, json={**body, "stream": True}))
+
+
+def events_in(answer: httpx.Response) -> list[dict[str, Any]]:
     assert answer.status_code == 200, answer.text
     lines = [line for line in answer.text.splitlines() if line.startswith("data: {")]
     return [json.loads(line.removeprefix("data: ")) for line in lines]
@@ -182,6 +186,27 @@ async def test_a_call_has_the_form_of_the_clients_tool(
     answer = await either.post(PATH, more)
     assert answer["previous_response_id"] == whole["id"]
     assert prompt_of(either) == prompt
+
+
+@pytest.mark.parametrize("kind", CALLS)
+async def test_a_stream_that_is_resumed_within_a_call_continues_in_the_same_form(
+    either: LocalServer, says: Said, kind: str
+) -> None:
+    name, arguments, _ = CALLS[kind]
+    says.text = calling(says, name, arguments)
+    body = {"model": MODEL, "input": "Work.", "tools": TOOLS, "background": True}
+    events = await streamed(either, body)
+    at = f"{PATH}/{events[0]['response']['id']}"
+    for number in {event["sequence_number"] for event in events}:
+        params = {"stream": "true", "starting_after": number}
+        rest = events_in(await either.client.get(at, params=params))
+        later = [event for event in events if event["sequence_number"] > number]
+        assert [kept_of(event) for event in rest] == [kept_of(event) for event in later]
+
+
+def kept_of(event: dict[str, Any]) -> dict[str, Any]:
+    """An event without its response, whose status has changed since then."""
+    return {name: value for name, value in event.items() if name != "response"}
 
 
 @pytest.mark.parametrize(
