@@ -148,6 +148,10 @@ def _scored(sampling: Sampling) -> dict[str, Any]:
     }
 
 
+_FORBIDDING = ("allowed_token_ids", "bad_words")
+"""The parameters that may forbid each token which a constraint allows."""
+
+
 def check_compiled(call: Call, params: Any, output: Any) -> None:
     """Raise `CallRejectedError` for a call that the core ended because of its grammar.
 
@@ -156,11 +160,15 @@ def check_compiled(call: Call, params: Any, output: Any) -> None:
     """
     constraint = getattr(params, "structured_outputs", None)
     if output.finish_reason == "error" and constraint is not None and call.spec.sampling is None:
-        raise CallRejectedError(
+        text = (
             f"call {call.call_id}: the constraint of its output (JSON schema, regex or grammar) "
             f"could not be compiled, took more than {LONGEST_S:g} s to compile, or takes too long "
             "for each token; make it smaller, with fewer repetitions inside of repetitions"
         )
+        if fields := [name for name in _FORBIDDING if getattr(params, name, None)]:
+            names = " and ".join(fields)
+            text += f". If {names} forbid every token that the constraint allows, leave them out"
+        raise CallRejectedError(text)
 
 
 def refused(call: Call, error: Exception) -> CallRejectedError:

@@ -167,6 +167,9 @@ def test_what_the_core_gave_up_is_told_as_the_clients_mistake() -> None:
     ended = SimpleNamespace(finish_reason="error")
     with pytest.raises(CallRejectedError, match="takes too long for each token"):
         check_compiled(call, held, ended)
+    forbidding = SimpleNamespace(structured_outputs=object(), allowed_token_ids=[5], bad_words=[])
+    with pytest.raises(CallRejectedError, match=r"If allowed_token_ids forbid every token"):
+        check_compiled(call, forbidding, ended)
     check_compiled(call, SimpleNamespace(structured_outputs=None), ended)
     check_compiled(call, held, SimpleNamespace(finish_reason="stop"))
     of_context = Call(call.identity, CallSpec(max_tokens=1, sampling=Sampling()))
