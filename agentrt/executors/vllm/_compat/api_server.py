@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from fastapi.routing import APIRoute
     from starlette.types import ASGIApp, Receive, Scope, Send
 
+_LOG = logging.getLogger(__name__)
 _NOT_NEEDED = (
     *("PrometheusInstrumentatorMiddleware", "CORSMiddleware", "ScalingMiddleware"),
     *("AuthenticationMiddleware", "XRequestIdMiddleware"),
