@@ -54,6 +54,11 @@ CALLED = {
             "self request timestamp drop_stale_output"
         ),
         "v1.core.sched.scheduler:Scheduler._connector_finished": "self request",
+        "v1.core.sched.async_scheduler:AsyncScheduler._update_request_with_output": (
+            "self request new_token_ids is_stale"
+        ),
+        "v1.request:Request.update_block_hashes": "self",
+        "v1.utils:record_function_or_nullcontext": "name",
         "v1.core.sched.scheduler:Scheduler._request_blocks_can_be_freed": "self request",
         "v1.core.sched.scheduler:Scheduler.reset_prefix_cache": (
             "self reset_running_requests reset_connector"
@@ -277,7 +282,10 @@ READ = {
         "output.scheduled_new_reqs output.scheduled_cached_reqs.resumed_req_ids "
         "output.scheduled_cached_reqs.req_ids output.scheduled_cached_reqs.num_computed_tokens "
         "output.num_scheduled_tokens output.total_num_scheduled_tokens new.req_id "
-        "new.num_computed_tokens"
+        "new.num_computed_tokens request.sampling_params.eos_token_id "
+        "request.sampling_params.stop_token_ids request.sampling_params.repetition_detection "
+        "request.max_tokens request._output_token_ids request._all_token_ids "
+        "request.num_output_placeholders request.block_hashes kv_cache_manager.cache_blocks"
     ),
     "requests": (
         "request.request_id request.sampling_params.extra_args request.num_prompt_tokens "
@@ -436,6 +444,21 @@ def test_the_engine_process_is_started_as_it_was() -> None:
     source = inspect.getsource(found("v1.engine.utils:CoreEngineProcManager.__init__"))
     for said in ("get_mp_context()", "context.Process(", '"tensor_queue"', "kwargs=", "target="):
         assert said in source, changed("core", f"CoreEngineProcManager does without {said}")
+
+
+STOPS = {"eos_token_id", "stop_token_ids", "min_tokens", "repetition_detection"}
+
+
+def test_an_output_ends_a_request_for_the_same_reasons() -> None:
+    """`shorten_outputs` leaves to vLLM each output for which there may be a reason."""
+    stop, sampling = found("v1.core.sched.utils:check_stop"), "sampling_params"
+    read = set(re.findall(rf"{sampling}\.(\w+)", inspect.getsource(stop)))
+    assert read == STOPS, changed("scheduling", f"check_stop looks at {read}")
+    added = inspect.getsource(found("v1.request:Request.append_output_token_ids"))
+    appended = set(re.findall(r"self\.(\w+)", added))
+    assert appended == {"_output_token_ids", "_all_token_ids", "update_block_hashes"}, changed(
+        "scheduling", f"append_output_token_ids uses {appended}"
+    )
 
 
 def test_metrics_of_two_engines_are_apart_and_none_are_the_processs() -> None:

@@ -12,8 +12,8 @@ before its scheduler):
   client's own metrics and their registry, which `VLLMEngine._load` installs.
 - `batches`: how the client sends messages to the core, and how the core reads them. The client's
   part is installed by `VLLMEngine.start`.
-- `scheduling`: the scheduler and the outputs of its steps. vLLM documents the option
-  ``scheduler_cls``, but does not promise the scheduler's interface.
+- `scheduling`: the scheduler, the outputs of its steps, and shortcuts through its steps. vLLM
+  documents the option ``scheduler_cls``, but does not promise the scheduler's interface.
 - `requests`: a request and its sampling parameters.
 - `pool`: the KV-cache manager, its block pool and the queue of free blocks; shortcuts through the
   allocation of KV-cache slots.

@@ -57,6 +57,9 @@ class AsyncScheduler:
     def _build_kv_connector_meta(
         self, connector: Any, scheduler_output: SchedulerOutput
     ) -> Any: ...
+    def _update_request_with_output(
+        self, request: Request, new_token_ids: list[int], is_stale: bool = False
+    ) -> tuple[list[int], bool]: ...
     def _free_blocks(self, request: Request) -> None: ...
     def _preempt_request(
         self, request: Request, timestamp: float, drop_stale_output: bool = False

@@ -1,4 +1,6 @@
-"""vLLM's scheduler: its classes, its preemption, and the output of a step."""
+"""vLLM's scheduler: its classes, its preemption, the output of a step, and shortcuts through its
+steps.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +9,14 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+import vllm.v1.utils
+from vllm import envs
 from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import RequestStatus
+
+from agentrt.executors.vllm._compat.prefixes import hash_block_size
 
 if TYPE_CHECKING:
     from agentrt.executors.vllm._compat.bases import AsyncScheduler, RequestQueue
@@ -159,3 +165,80 @@ def computed_before(output: SchedulerOutput) -> dict[str, int]:
     before = dict(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
     before.update((new.req_id, new.num_computed_tokens) for new in output.scheduled_new_reqs)
     return before
+
+
+# -- shortcuts -----------------------------------------------------------------------------
+
+
+def shorten_steps(scheduler: AsyncScheduler) -> None:
+    """Install shortcuts through vLLM's code for requests that get a single token in a step.
+
+    In most steps, most requests get one token, and this token does not end them. vLLM calls some
+    twenty functions for each such token that are not needed. The shortcuts have the same results:
+    the tests in `tests.executors.vllm` compare them with those of vLLM's own scheduler.
+    """
+    shorten_outputs(scheduler)
+    by_version: Any = scheduler
+    if getattr(by_version, "num_prefill_lookahead", 2) <= 1:  # vLLM 0.33 has no such number
+        by_version._reserve_prefill_lookahead = _reserve_nothing
+    if not (envs.VLLM_CUSTOM_SCOPES_FOR_PROFILING or envs.VLLM_NVTX_SCOPES_FOR_PROFILING):
+        vllm.v1.utils._PROFILER_FUNC = _no_scope
+
+
+def shorten_outputs(scheduler: AsyncScheduler) -> None:
+    """Skip vLLM's functions for an output of a single token that does not end its request.
+
+    These functions append the token, look for a full block to hash, check each reason to stop, and
+    put a full block into the prefix cache.
+    """
+    ordinary = scheduler._update_request_with_output
+    longest, size = scheduler.max_model_len, hash_block_size(scheduler)
+    manager, running = scheduler.kv_cache_manager, RequestStatus.RUNNING
+    # vLLM 0.33 puts the new block into the prefix cache later, in another method.
+    caches = "_update_request_with_output" in vars(AsyncScheduler)
+
+    def update(
+        request: Request, new_token_ids: list[int], is_stale: bool = False
+    ) -> tuple[list[int], bool]:
+        params: Any = request.sampling_params
+        outputs, tokens = request._output_token_ids, request._all_token_ids
+        if (
+            len(new_token_ids) != 1
+            or is_stale
+            or not request.num_output_placeholders
+            or len(tokens) + 1 >= longest
+            or len(outputs) + 1 >= request.max_tokens
+            or (token := new_token_ids[0]) == params.eos_token_id
+            or token in (params.stop_token_ids or ())
+            or params.repetition_detection is not None
+        ):
+            return ordinary(request, new_token_ids, is_stale)
+        outputs.append(token)
+        tokens.append(token)
+        if len(tokens) >= size * (len(request.block_hashes) + 1):
+            request.update_block_hashes()
+        request.num_output_placeholders -= 1
+        if caches and request.status is running:
+            computed = request.num_computed_tokens - request.num_output_placeholders
+            manager.cache_blocks(request, computed)
+        return new_token_ids, False
+
+    replaced: Any = scheduler  # mypy refuses to assign to a method
+    replaced._update_request_with_output = update
+
+
+def _reserve_nothing(request: Request, num_computed_tokens: int, num_new_tokens: int) -> int:
+    """Return the tokens of a request's next step, of which none are kept for a draft model. vLLM's
+    method counts the remaining tokens of the prompt first, which only some draft models need.
+    """
+    return max(0, num_new_tokens)
+
+
+_NO_SCOPE = contextlib.nullcontext()
+
+
+def _no_scope(name: str) -> contextlib.AbstractContextManager[None]:
+    """Return a context for a part of vLLM's scheduler that no profiler records. vLLM makes a new
+    one each time.
+    """
+    return _NO_SCOPE

@@ -58,6 +58,7 @@ from agentrt.executors.vllm._compat.scheduling import (
     offering,
     paused,
     preempt,
+    shorten_steps,
     started,
 )
 from agentrt.executors.vllm.engine_core.block_retention import BlockRetention
@@ -134,6 +135,7 @@ class ProgramScheduler(AsyncScheduler):
         correct_constrained_logprobs(OF_MODEL)  # before the runner for CPUs is changed
         mend_sampling()
         shorten_allocation(self)
+        shorten_steps(self)
         remove_fences_once(self)
         compute_from(self, COMPUTE_FROM)
         compile_aside(self, lambda request: _identity(request).tenant)
