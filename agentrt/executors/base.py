@@ -165,7 +165,7 @@ class Executor(ABC):
 
     async def start(self, progress: Progress) -> None:
         """Start the executor. Raises `ModelLoadError`, `ConfigError` or `EngineStartError`, and
-        `EngineDiedError` if the engine's node is lost meanwhile.
+        `EngineDiedError` if the engine or its node is lost meanwhile.
 
         ``progress`` is called with texts about the progress.
         """

@@ -292,10 +292,19 @@ class ReplicaSet(Executor):
     async def front_setups(self) -> tuple[FrontSetup, ...]:
         setups: dict[str, FrontSetup] = {}
         for model in self.info.models or (None,):
-            replica = (await self._ready_of(self._able(model)))[0]
-            for setup in await replica.executor.front_setups():
+            for setup in await self._setups_of(model):
                 setups.setdefault(setup.model, setup)
         return tuple(setups.values())
+
+    async def _setups_of(self, model: str | None) -> Sequence[FrontSetup]:
+        """Return the setups of an engine that serves ``model``."""
+        while True:
+            replica = (await self._ready_of(self._able(model)))[0]
+            engine = replica.executor
+            try:
+                return await replica.cancel_scope.run(engine.front_setups)
+            except EngineDiedError as error:
+                self._supervisor.lost(replica, engine, error)
 
     async def add_adapter(self, model: str, adapter: Any) -> None:
         # A replica that is down will load the adapter with the first call that uses it.

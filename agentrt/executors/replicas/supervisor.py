@@ -177,7 +177,12 @@ class Supervisor:
         or if the supervisor is closed.
         """
         deadline = time.monotonic() + timeout_s
-        while not (ready := [r for r in able if r.state is ReplicaState.READY]):
+        while True:
+            ready = [replica for replica in able if replica.state is ReplicaState.READY]
+            if ready and self.open:  # replicas of a closed set keep their state
+                return ready
+            if ready:
+                raise EngineDiedError("no replica is left: the engines are closed")
             if not self.open or all(r.state is ReplicaState.OUT for r in able):
                 raise EngineDiedError(f"no replica is left: {_faults(able)}")
             try:
@@ -187,7 +192,6 @@ class Supervisor:
                 raise EngineDiedError(
                     f"no replica came back within {timeout_s:g} s: {_faults(able)}"
                 ) from error
-        return ready
 
     async def given_up(self) -> str:
         """Wait until all replicas are given up, and return the reasons as a text."""

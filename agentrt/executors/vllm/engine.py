@@ -261,9 +261,10 @@ class VLLMEngine(CoreClient):
         check_model(self.model)
         progress(f"loading {short_name(self.model)}")
         self._llm = llm = await self._loaded()
-        await llm.reset_mm_cache()  # drop the images with which vLLM measured its memory
+        start_reader(llm)  # first, so that no later wait outlives the engine core
+        with _dying("it started"):
+            await llm.reset_mm_cache()  # drop the images with which vLLM measured its memory
         self.max_num_seqs = llm.vllm_config.scheduler_config.max_num_seqs
-        start_reader(llm)
         send_together(llm)
         if self.options.learned is not None:
             await self.know(self.options.learned)
@@ -448,6 +449,11 @@ class VLLMEngine(CoreClient):
         except EngineDeadError as error:
             raise EngineDiedError(f"the engine died during call {call.call_id}") from error
         except (VLLMError, ValueError) as error:
+            if llm.errored:  # the task that reads outputs has failed, and all calls with it
+                cause = text_of(error.__cause__ or error)
+                raise EngineDiedError(
+                    f"the engine's client failed during call {call.call_id}: {cause}"
+                ) from error
             raise refused(call, error) from error
         finally:
             self._live.pop(call.call_id, None)
@@ -486,7 +492,8 @@ class VLLMEngine(CoreClient):
         if self._tokenizer is None:
             return ()
         await self._control("prepare_grammars")
-        tasks = tuple(await llm.get_supported_tasks())
+        with _dying("it was asked for its tasks"):
+            tasks = tuple(await llm.get_supported_tasks())
         return (FrontSetup(self.model, llm.vllm_config, tasks, tuple(self.options.flags)),)
 
     async def add_adapter(self, model: str, adapter: Any) -> None:

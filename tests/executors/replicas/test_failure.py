@@ -10,7 +10,7 @@ import pytest
 
 from agentrt import Context, Runtime, program
 from agentrt.errors import EngineDiedError
-from agentrt.executors.base import Chunk, Notification
+from agentrt.executors.base import Chunk, FrontSetup, Notification
 from agentrt.executors.replicas import Backoff, Health, ReplicaState
 from agentrt.executors.replicas.replica import CancelScope
 from agentrt.request import Call, CallReport
@@ -129,6 +129,43 @@ async def test_a_set_that_closes_fails_the_calls_that_wait_for_a_replica(opened:
         await replicas.close()
         with pytest.raises(EngineDiedError, match="no replica is left: replica-0: killed"):
             await waiting
+
+
+class Closing(Mortal):
+    """An engine whose calls fail when it is closed, as those of vLLM's engine do."""
+
+    async def generate(self, call: Call, *, stream: bool) -> AsyncGenerator[Chunk, None]:
+        while not self.closed:
+            await asyncio.sleep(0)
+            yield Chunk("word ")
+        raise EngineDiedError("the engine is not running")
+
+
+async def test_a_set_that_closes_fails_the_calls_that_run(opened: Open) -> None:
+    replicas = await opened(Cast([Closing()]))
+    running = asyncio.create_task(text_of(replicas, call_of()))
+    async with asyncio.timeout(60):
+        while not replicas.replicas[0].calls:
+            await asyncio.sleep(0)
+        await replicas.close()
+        with pytest.raises(EngineDiedError, match="the engines are closed"):
+            await running
+        with pytest.raises(EngineDiedError, match="the engines are closed"):
+            await text_of(replicas, call_of(1))
+
+
+class Forgetful(Mortal):
+    """An engine that dies when it is asked for its front end."""
+
+    async def front_setups(self) -> tuple[FrontSetup, ...]:
+        self.dead = True
+        raise EngineDiedError("killed")
+
+
+async def test_the_front_end_of_an_engine_that_dies_is_asked_of_the_next(opened: Open) -> None:
+    replicas = await opened(Cast([Forgetful()]))
+    assert await replicas.front_setups() == ()
+    assert replicas.replicas[0].deaths == 1
 
 
 class Slow(Mortal):

@@ -33,6 +33,7 @@ RESPONSES = "entrypoints.openai.responses.serving:OpenAIServingResponses"
 CALLED = {
     "core": {
         "v1.engine.async_llm:AsyncLLM._run_output_handler": "self",
+        "v1.engine.output_processor:OutputProcessor.propagate_error": "self e",
         "v1.engine.core_client:AsyncMPClient.call_utility_async": "self method *args",
         "v1.engine.core:EngineCoreProc._convert_msgspec_args": "method args",
         "v1.engine.utils:get_mp_context": "",

@@ -7,14 +7,15 @@ engine.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
-from threading import Lock
+import asyncio
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
     from vllm.v1.engine.async_llm import AsyncLLM
+    from vllm.v1.engine.output_processor import OutputProcessor
 
 UTILITY = "agentrt"
 """The utility method by which a client reaches our scheduler: `EngineCore.agentrt(op, argument)`.
@@ -46,7 +47,8 @@ async def ask_scheduler(
 ) -> Any:
     """Call a utility method in the engine core, and return its result.
 
-    Raises the method's own errors, and vLLM's if the engine is dead.
+    Raises the method's own errors, and vLLM's if the engine is dead, or dies before it answers
+    (after `start_reader`).
     """
     return await llm.engine_core.call_utility_async(utility, op, argument)
 
@@ -55,9 +57,32 @@ def start_reader(llm: AsyncLLM) -> None:
     """Start the client's task that reads the engine core's outputs, before any program runs.
 
     vLLM itself would start the task in the first call, and the task would keep that call's context
-    variables.
+    variables. When the task ends, because the engine core has died or because of `stop_reader`, all
+    calls and utility calls that wait for the engine core raise vLLM's error for a dead engine. vLLM
+    itself would leave utility calls, and after its shutdown also calls, waiting for ever.
     """
     llm._run_output_handler()
+    reader: asyncio.Task[None] = llm.output_handler
+    # Without a reference to the AsyncLLM, because vLLM frees an engine that nobody refers to.
+    reader.add_done_callback(
+        partial(_end_waits, llm.output_processor, llm.engine_core.utility_results)
+    )
+
+
+def _end_waits(
+    calls: OutputProcessor, answers: Mapping[int, asyncio.Future[Any]], reader: asyncio.Task[None]
+) -> None:
+    """Make all that wait for the engine core raise `EngineDeadError`, after the ``reader`` of its
+    outputs has ended. The ``answers`` are those of utility calls.
+    """
+    from vllm.v1.engine.exceptions import EngineDeadError
+
+    if reader.cancelled():  # if the reader fails, it makes the calls fail itself
+        calls.propagate_error(EngineDeadError())
+    # The answers stay in vLLM's table, because vLLM looks up each answer that still arrives.
+    for answer in answers.values():
+        if not answer.done():
+            answer.set_exception(EngineDeadError())
 
 
 def stop_reader(llm: AsyncLLM) -> None:
