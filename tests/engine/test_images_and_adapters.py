@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,10 +18,12 @@ import pytest_asyncio
 
 from agentrt import Context, Runtime, ToolCall, program
 from agentrt.engines import EngineOptions, ReplicaSet, VLLMEngine
-from agentrt.errors import CallRejectedError, NotServedError
+from agentrt.errors import CallRejectedError, EngineError, NotServedError
 from agentrt.executors.base import Executor
 from agentrt.executors.chat_api import Frontend
+from agentrt.executors.checkpoints import mark_of
 from agentrt.executors.replicas import Backoff
+from agentrt.executors.weights import Weights
 from agentrt.program.results import ToolResult, messages_of
 from agentrt.router import make_router
 from tests.engine.lent import Lent, WithFront, lent_front
@@ -148,6 +152,41 @@ async def test_contexts_are_of_the_adapter_that_they_name(
             assert [text for text, _ in told] == chats
             assert told[0][1] != pytest.approx(told[1][1], abs=1e-3)
     assert chats[0] != chats[1]
+
+
+async def test_an_update_that_fails_leaves_images_and_adapters(
+    alone: Runtime, two: ReplicaSet, tmp_path: Path
+) -> None:
+    """The engine goes back to its weights. Then an adapter's files are removed, while no engine
+    has it: its calls are refused, and the engine lives.
+    """
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    engine = two.replicas[0].executor
+    assert isinstance(engine, VLLMEngine)
+    model, folder = Path(engine.model), Path(engine.options.flags[-1].removeprefix("tuned="))
+    tensors = load_file(model / "model.safetensors")
+    name = next(name for name in tensors if name.endswith("1.mlp.down_proj.weight"))
+    save_file({**tensors, name: torch.zeros(64, 100)}, tmp_path / "model.safetensors")
+    weights = Weights(1, str(tmp_path), mark_of(str(tmp_path)))
+    before = [await said(alone, image(7), model=by) for by in (None, "tuned")]
+
+    async def fail_to_update() -> None:
+        await engine.pause_generation("keep")
+        with pytest.raises(EngineError, match="cannot load the weights"):
+            await engine.load_weights(weights)
+        await engine.resume_generation()
+        await engine.forget_prefixes()
+
+    await fail_to_update()
+    assert [await said(alone, image(7), model=by) for by in (None, "tuned")] == before
+    gone = shutil.move(folder, tmp_path / "gone")
+    await fail_to_update()
+    with pytest.raises(CallRejectedError, match="adapter 'tuned' cannot be loaded"):
+        await said(alone, image(7), model="tuned")
+    shutil.move(gone, folder)
+    assert [await said(alone, image(7), model=by) for by in (None, "tuned")] == before
 
 
 async def test_what_a_model_cannot_see_is_refused(alone: Runtime) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections import OrderedDict
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -234,6 +235,11 @@ class VLLMEngine(CoreClient):
         self._paused = False
         self._broken = ""
         self._live: dict[str, LiveCall] = {}
+        self._adapters: OrderedDict[int, None] = OrderedDict()
+        """vLLM's numbers of the LoRA adapters that the engine has loaded, the least recently used
+        first.
+        """
+        self._adding = asyncio.Lock()
 
     @property
     def info(self) -> ExecutorInfo:
@@ -423,6 +429,7 @@ class VLLMEngine(CoreClient):
                 text = ""
                 ids: list[int] = []
                 logprobs = LogprobCollector.of(call.spec)
+                await self._need_adapter(options.get("lora_request"))
                 await self._grammars.check(llm, params, call.identity.tenant)
                 compute = llm.encode if is_pooled else llm.generate
                 outputs = compute(prompt, params, call.call_id, **options)
@@ -499,8 +506,9 @@ class VLLMEngine(CoreClient):
     async def add_adapter(self, model: str, adapter: Any) -> None:
         from vllm.v1.engine.exceptions import EngineDeadError
 
+        llm = self._engine()
         try:
-            await self._engine().add_lora(adapter)
+            await llm.add_lora(adapter)
         except EngineDeadError as error:
             raise EngineDiedError(
                 f"the engine died while it loaded adapter {adapter.lora_name!r}"
@@ -509,6 +517,26 @@ class VLLMEngine(CoreClient):
             raise CallRejectedError(
                 f"adapter {adapter.lora_name!r} cannot be loaded: {error}"
             ) from error
+        self._adapters[adapter.lora_int_id] = None
+        if len(self._adapters) > llm.vllm_config.lora_config.max_cpu_loras:
+            self._adapters.popitem(last=False)  # as the engine has done
+
+    async def _need_adapter(self, adapter: Any) -> None:
+        """Load the LoRA adapter of a call, if any, unless the engine has it. Raises
+        `CallRejectedError` if it cannot be loaded.
+
+        vLLM would load it in a step of the engine core, which dies if this fails. A restarted
+        engine, or one with other weights, would die again at each call with an adapter whose files
+        are gone.
+        """
+        if adapter is None:
+            return
+        if adapter.lora_int_id not in self._adapters:
+            async with self._adding:  # calls that start together load their adapter once
+                if adapter.lora_int_id not in self._adapters:
+                    await self.add_adapter(self.model, adapter)
+        if adapter.lora_int_id in self._adapters:
+            self._adapters.move_to_end(adapter.lora_int_id)
 
     # -- weights -----------------------------------------------------------------------
 
@@ -584,7 +612,10 @@ class VLLMEngine(CoreClient):
     async def _load_folder(self, llm: AsyncLLM, folder: str) -> None:
         """Load a folder of safetensors, or with "" the model's own files, in all workers."""
         source = folder or str(self._own_folder() or self.model)
+        # vLLM's workers drop the adapters with the weights, also one that is added meanwhile.
+        self._adapters.clear()
         errors = await llm.collective_rpc(LOAD, args=(source, bool(folder)))
+        self._adapters.clear()
         if error := next(filter(None, errors), None):
             raise EngineError(error)
 
@@ -606,6 +637,9 @@ class VLLMEngine(CoreClient):
             if old.folder and old.mark != await in_new_thread(mark_of, old.folder):
                 raise EngineError(f"the files in {old.folder!r} have changed")
             await self._load_folder(llm, old.folder)
+            # vLLM's workers have dropped the embeddings of all images. The scheduler must not
+            # believe that they still have them.
+            await llm.reset_encoder_cache()
         except Exception as second:
             self._broken = (
                 f"the engine could neither load new weights ({last_line(error)}) nor load the "
