@@ -209,4 +209,5 @@ def left_on_host(scheduler: Any) -> dict[str, int]:
         "blocks with a copy": len(half._block_id_to_pending_jobs),
         "chunks being loaded": len(half._chunks_being_loaded or ()),
         "chunks in use": manager._num_chunks - free,
+        "owners of calls": len(getattr(manager._policy, "_calls", ())),
     }

@@ -465,6 +465,8 @@ class BlockRetention:
         """Note which blocks an ended call has computed, under the call id that the client sent."""
         call_id: str = call.identity.call_id
         request, owner = call.item, call.program.cached
+        if self.host is not None:
+            self.host.call_ended(request.request_id)
         computed = min(call.computed_tokens // self._block_size, len(request.block_hashes))
         if owner is not None:
             _note_blocks(owner.chains, request.block_hashes, computed)

@@ -39,6 +39,8 @@ class ProgramCachePolicy(CachePolicy):
         self._owners: BlockOwners | None = None
         self._order: EvictionOrder | None = None
         self._calls: dict[str, CachedBlocks] = {}
+        self._cleared: set[str] = set()
+        """Requests in ``_calls`` that had not ended when the memory was cleared."""
         self._coming: dict[OffloadKey, CachedBlocks] = {}
         self._forget()
 
@@ -61,11 +63,21 @@ class ProgramCachePolicy(CachePolicy):
             self._release(owner)
         self._owners, self._order = owners, order
         self._calls.clear()
+        self._cleared.clear()
         self._coming.clear()
 
     def call_arrived(self, request_id: str, owner: CachedBlocks) -> None:
         """Note the owner of the chunks that a request stores and uses."""
         self._calls[request_id] = owner
+
+    def call_ended(self, request_id: str) -> None:
+        """Forget the owner of a request's chunks if the memory was cleared while the request was
+        in the engine, because vLLM may not report the end of such a request. The owner of another
+        request is still needed: vLLM stores its last chunks after its end.
+        """
+        if request_id in self._cleared:
+            self._cleared.discard(request_id)
+            self._calls.pop(request_id, None)
 
     def changed(self, owner: CachedBlocks) -> None:
         """Update the lists after an owner's rank has changed or its blocks were released."""
@@ -207,6 +219,8 @@ class ProgramCachePolicy(CachePolicy):
     @override
     def clear(self) -> None:
         self._forget()
+        self._coming.clear()
+        self._cleared.update(self._calls)
 
     @override
     def mark_evictable(self, key: OffloadKey) -> None:

@@ -178,6 +178,24 @@ def test_an_emptied_cache_holds_nothing() -> None:
     assert host.policy.evict(0, set()) == []
 
 
+@pytest.mark.parametrize("stores_again", [False, True])
+def test_nothing_is_kept_of_a_call_during_which_the_memory_was_cleared(stores_again: bool) -> None:
+    """vLLM reports its end only if it has stored again."""
+    host = HostMemory(8)
+    owner, request = host.owners.own(host.row("a")), ReqContext("a1")
+    host.policy.call_arrived(request.req_id, owner)
+    host.manager.on_new_request(request)
+    host.store(request, blocks("a"))
+    host.manager.reset_cache()
+    if stores_again:
+        host.store(request, blocks("b"))
+        assert host.policy._owner[keys("b0")[0]] is owner
+    host.policy.call_ended(request.req_id)
+    host.manager.on_request_finished(request)
+    assert not host.policy._calls
+    assert not host.policy._cleared
+
+
 STEPS = st.lists(
     st.tuples(st.integers(0, 3), st.lists(st.integers(0, 11), min_size=1, max_size=5, unique=True)),
     max_size=30,
