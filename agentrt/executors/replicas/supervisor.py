@@ -329,9 +329,9 @@ class Supervisor:
         if replica.state is ReplicaState.DRAINING:
             replica.state = ReplicaState.STARTING  # at once, since two callers may restart it
             self._spawn(self._restart_now(replica))  # in a task, since the caller may be cancelled
-        while replica.state not in (ReplicaState.READY, ReplicaState.OUT) and self.open:
+        while replica.state in (ReplicaState.STARTING, ReplicaState.DOWN) and self.open:
             await self.wait_for_change()
-        if replica.state is not ReplicaState.READY:
+        if replica.state not in UP:  # it drains again if a user has asked for that
             raise EngineStartError(
                 f"{replica.name} could not be restarted: {replica.last_error or replica.state}"
             )

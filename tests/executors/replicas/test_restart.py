@@ -139,6 +139,18 @@ async def test_a_restart_goes_on_when_who_asked_gives_up(opened: Open) -> None:
     assert replicas.replicas[0].state is ReplicaState.READY
 
 
+async def test_a_replica_that_is_drained_while_it_restarts_ends_the_restart(opened: Open) -> None:
+    gated = Gated()
+    replicas = await opened(Cast([Mortal(), gated]))
+    restarting = asyncio.create_task(replicas.restart("replica-0"))
+    await gated.begun.wait()
+    await replicas.drain("replica-0")
+    gated.gate.set()
+    async with asyncio.timeout(60):
+        await restarting
+    assert replicas.replicas[0].state is ReplicaState.DRAINING
+
+
 class Mute(Mortal):
     """An engine that does not report what an aborted call used."""
 
