@@ -92,6 +92,13 @@ def cached_tokens(scheduler: Scheduler, request: Request) -> int:
     )
 
 
+def prefix_map(scheduler: Scheduler) -> object:
+    """Return the map of the blocks in the prefix cache, which vLLM replaces by a new map when it
+    empties the cache.
+    """
+    return scheduler.kv_cache_manager.block_pool.cached_block_hash_to_block
+
+
 def log_evictions(scheduler: Scheduler, log: list[tuple[bytes, int]]) -> None:
     """Make vLLM add each block that it evicts from the prefix cache to ``log``: (old key, block
     id).

@@ -32,6 +32,7 @@ from agentrt.executors.vllm._compat.pool import (
     cached_tokens,
     context_blocks,
     free_blocks,
+    prefix_map,
     release_session,
     running_needs,
     shorten_allocation,
@@ -408,7 +409,10 @@ class ProgramScheduler(AsyncScheduler):
             for request in reversed(self.running):
                 call = self.core.calls[request.request_id]
                 self._call_preempted(call, PreemptionReason.RESET)
-        if done := super().reset_prefix_cache(*args, **kwargs):
+        before = prefix_map(self)
+        done = super().reset_prefix_cache(*args, **kwargs)
+        # vLLM also returns False if it has emptied the prefix cache, but not the connector's cache.
+        if done or prefix_map(self) is not before:
             self._cache_emptied()
         return bool(done)
 

@@ -206,6 +206,25 @@ def test_resets_protect_nothing_and_lose_nothing() -> None:
     assert (report["cached_tokens"], report["returned_tokens"], report["lost_tokens"]) == (0, 0, 0)
 
 
+class KeepsItsCache:
+    """A connector that cannot empty its cache."""
+
+    def reset_cache(self) -> bool:
+        return False
+
+
+def test_a_reset_counts_although_the_connector_keeps_its_cache() -> None:
+    e = engine()
+    call(e, "a/1", text(1, 5))
+    scheduler: Any = ours(e)
+    scheduler.connector = KeepsItsCache()
+    assert not scheduler.reset_prefix_cache(reset_connector=True)
+    scheduler.connector = None
+    assert queue(e).unprotected == 30
+    report = call(e, "a/2", text(1, 5))
+    assert (report["cached_tokens"], report["returned_tokens"], report["lost_tokens"]) == (0, 0, 0)
+
+
 def test_ttl_protects_for_its_time() -> None:
     e = engine("ttl")
     call(e, "a/1", text(1, 10))
