@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import weakref
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -126,6 +127,7 @@ class ProgramRecord:
         self.past = past
         self.stopping: Callable[[], bool] = lambda: False
         self.places: dict[int, str] = {}  # the places of nodes, by their ids in the DAG
+        self._renamed: dict[int, tuple[weakref.ref[Reply], int, str]] = {}
         self.rests: dict[asyncio.Task[Any] | None, Rest] = {}
         self.listens = self.parked = False
         self.left: Callable[[Sequence[str]], None] = lambda places: None
@@ -145,6 +147,28 @@ class ProgramRecord:
         root = past.root
         self._attempt = 1 if root is None else root.start.attempt + 1
         self._unwritten_start: StartRow | None = None
+
+    def answered_as(self, reply: Reply, recorded: Reply) -> None:
+        """Note that the program gets a ``recorded`` reply as ``reply``, which names the call's node
+        and run in this process.
+        """
+        if (reply.node, reply.run_id) != (recorded.node, recorded.run_id):
+            self._renamed[id(reply)] = weakref.ref(reply), recorded.node, recorded.run_id
+
+    def _as_recorded(self, value: Any) -> Any:
+        """Return a reply that the journal has answered with the node and the run that the journal
+        has, and any other value unchanged.
+
+        The numbers of nodes depend on the order in which parallel calls begin, and a fork has an id
+        of its own. So the request of a node that has a reply, such as the arguments of a tool,
+        would differ from the recorded request.
+        """
+        # Compare objects, not numbers of nodes: a value that was read from the journal, such as the
+        # state of a loop, may have replies with the numbers of an earlier process.
+        renamed = self._renamed.get(id(value))
+        if renamed is None or renamed[0]() is not value:
+            return value
+        return replace(value, node=renamed[1], run_id=renamed[2])
 
     def key_of(self, place: str) -> str:
         """Return the key of a node, which is the same for all attempts at the node."""
@@ -175,7 +199,7 @@ class ProgramRecord:
             encoded = self._encoder.encode(at.path, name, request)
             text, digest = encoded.recorded, encoded.digest
         else:
-            text = shown(request)
+            text = shown(request, self._as_recorded)
             digest = digest_of(kind, name, text)
         past = self.past.take(place)
         self.order.entered(place)
@@ -219,7 +243,8 @@ class ProgramRecord:
             recorded = f"{start.kind} {start.name}"
             change = f"the journal has {recorded!r} there, but the code now runs {code_node!r}"
             if recorded == code_node:
-                change = f"in {code_node!r}, {difference(past.request_text, shown(request))}"
+                different = difference(past.request_text, shown(request, self._as_recorded))
+                change = f"in {code_node!r}, {different}"
             raise self.divergence(
                 start,
                 change,

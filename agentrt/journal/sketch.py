@@ -18,6 +18,7 @@ import pathlib
 import sys
 import uuid
 from collections.abc import Callable, Mapping
+from functools import partial
 from hashlib import blake2b
 from math import isfinite
 from typing import Any
@@ -34,6 +35,13 @@ _LOADED = "agentrt_program_"
 """The prefix of the module name of a loaded file whose own name was already the name of another
 module.
 """
+
+
+Substitute = Callable[[Any], Any]
+
+
+def _itself(value: Any) -> Any:
+    return value
 
 
 class _UnclearError(Exception):
@@ -69,19 +77,21 @@ _TEXTS: Mapping[type, tuple[str, Callable[[Any], Any]]] = {
 }
 
 
-def shown(value: Any) -> str:
+def shown(value: Any, substitute: Substitute = _itself) -> str:
     """Return a value as JSON text that is compared and shown to people.
 
     A tuple becomes a list, and a part that cannot be written is replaced by the name of its type.
     If this is not possible, as for a dict with tuples as keys, the whole value is replaced by the
-    name of its type.
+    name of its type. Each part that is a dataclass is written as the dataclass that ``substitute``
+    returns for it.
     """
+    default = sketched if substitute is _itself else partial(sketched, substitute=substitute)
     try:
-        return orjson.dumps(value, sketched, orjson.OPT_PASSTHROUGH_DATACLASS).decode()
+        return orjson.dumps(value, default, orjson.OPT_PASSTHROUGH_DATACLASS).decode()
     except TypeError:  # numbers of more than 64 bits, half of a surrogate pair, other keys
         pass
     try:
-        return json.dumps(value, separators=(",", ":"), default=sketched)
+        return json.dumps(value, separators=(",", ":"), default=default)
     except (TypeError, ValueError, RecursionError):
         return json.dumps({_KIND: "?", "value": type(value).__qualname__})
 
@@ -92,70 +102,75 @@ def digest_of(*texts: str) -> str:
     return blake2b(whole, digest_size=DIGEST_BYTES).hexdigest()
 
 
-def sketched(value: Any) -> Any:
-    """Return JSON data that replaces a value whose type JSON does not have."""
+def sketched(value: Any, substitute: Substitute = _itself) -> Any:
+    """Return JSON data that replaces a value whose type JSON does not have. ``substitute`` is
+    applied as in `shown`.
+    """
     try:
         if isinstance(value, Mapping):
             return dict(value)
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            value = substitute(value)
             fields = [(field, getattr(value, field.name)) for field in dataclasses.fields(value)]
             return {
                 recorded_name(field): item for field, item in fields if item is not field.default
             }
-        return _written(value, 0)
+        return _written(value, 0, substitute)
     except Exception:  # the code of its class may raise any error
         return {_KIND: "?", "value": type(value).__qualname__}
 
 
-def _written(value: Any, depth: int) -> Any:
+def _written(value: Any, depth: int, substitute: Substitute) -> Any:
     if depth > _DEEPEST:
         raise _UnclearError
+    if dataclasses.is_dataclass(value):
+        value = substitute(value)
     kind = type(value)
     if value is None or kind in (str, int, bool) or (kind is float and isfinite(value)):
         return value
     if kind is list:
-        return [_written(each, depth + 1) for each in value]
+        return [_written(each, depth + 1, substitute) for each in value]
     if kind is dict:
         if _KIND not in value and all(type(key) is str for key in value):
-            return {key: _written(item, depth + 1) for key, item in value.items()}
-        pairs = [[_written(part, depth + 1) for part in pair] for pair in value.items()]
+            return {key: _written(item, depth + 1, substitute) for key, item in value.items()}
+        pairs = [[_written(part, depth + 1, substitute) for part in pair] for pair in value.items()]
         return {_KIND: "dict", "value": pairs}
     if kind in _TEXTS:
         name, write = _TEXTS[kind]
-        return {_KIND: name, "value": _written(write(value), depth + 1)}
-    return {_KIND: _name_of(kind), **_instance(value, depth)}
+        return {_KIND: name, "value": _written(write(value), depth + 1, substitute)}
+    return {_KIND: _name_of(kind), **_instance(value, depth, substitute)}
 
 
-def _instance(value: Any, depth: int) -> dict[str, Any]:
+def _instance(value: Any, depth: int, substitute: Substitute) -> dict[str, Any]:
     if dataclasses.is_dataclass(value) and not isinstance(value, BaseException | enum.Enum):
         fields = [
             (field, getattr(value, field.name)) for field in dataclasses.fields(value) if field.init
         ]
         return {
-            recorded_name(field): _written(item, depth + 1)
+            recorded_name(field): _written(item, depth + 1, substitute)
             for field, item in fields
             if item is not field.default
         }
     if isinstance(value, enum.Enum):
-        return {"value": _written(value.value, depth + 1)}
+        return {"value": _written(value.value, depth + 1, substitute)}
     if isinstance(value, BaseException):
-        return _error(value, depth)
+        return _error(value, depth, substitute)
     if hasattr(value, "model_validate"):
-        return {"value": _written(value.model_dump(mode="json"), depth + 1)}
+        return {"value": _written(value.model_dump(mode="json"), depth + 1, substitute)}
     if isinstance(value, tuple) and hasattr(value, "_make"):
-        return {"value": [_written(each, depth + 1) for each in value]}
+        return {"value": [_written(each, depth + 1, substitute) for each in value]}
     raise _UnclearError
 
 
-def _error(error: BaseException, depth: int) -> dict[str, Any]:
+def _error(error: BaseException, depth: int, substitute: Substitute) -> dict[str, Any]:
     try:
-        args = _written(list(error.args), depth + 1)
+        args = _written(list(error.args), depth + 1, substitute)
     except _UnclearError:
         args = [str(error)]
     state = {}
     for name, value in vars(error).items():
         try:
-            state[name] = _written(value, depth + 1)
+            state[name] = _written(value, depth + 1, substitute)
         except _UnclearError:
             continue
     return {"value": args, "state": state, "text": str(error)}

@@ -269,7 +269,7 @@ class TokenLogprob:
 
 
 @former_names(program_id="run_id")
-@dataclass(frozen=True, slots=True, repr=False)
+@dataclass(frozen=True, slots=True, repr=False, weakref_slot=True)
 class Reply(ReadsAsText):
     """The reply to a call.
 

@@ -527,7 +527,9 @@ class Recorded:
         )
         node.program.places[made.id] = node.place
         if kind is NodeKind.CALL and isinstance(value, Reply):
-            return dataclasses.replace(value, node=made.id, run_id=self._live.run.id)
+            reply = dataclasses.replace(value, node=made.id, run_id=self._live.run.id)
+            node.program.answered_as(reply, value)
+            return reply
         return value
 
     def _in_dag(self, inner: Scope, reply: Reply | None) -> tuple[int, tuple[int, ...]] | None:

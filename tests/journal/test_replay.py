@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sqlite3
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -23,9 +23,10 @@ from agentrt.executors.base import Chunk
 from agentrt.interrupts import Tool, ToolContext, ToolOptions, ToolRequest, ToolTransport
 from agentrt.interrupts.questions import Question
 from agentrt.journal import Journal
+from agentrt.journal.analysis.forking import fork_in
 from agentrt.journal.analysis.reading import ReadingStore, history
 from agentrt.journal.schema import EndRow
-from agentrt.request import Call, ToolCall
+from agentrt.request import Call, Reply, ToolCall
 from agentrt.runtime.durable import Durable
 from tests.doubles.choices import Output
 from tests.doubles.scripted import ScriptedExecutor
@@ -630,3 +631,51 @@ async def test_a_sleep_and_a_question_end_when_they_were_to(tmp_path: Path) -> N
             writer.execute("UPDATE agentrt_starts SET started = started - 4000")
             writer.commit()
     assert (await lived(path, code, answers=False)).result == "late"
+
+
+def _length(reply: Reply, others: Sequence[Reply]) -> int:
+    return len(str(reply)) + len(others)
+
+
+async def _sums(ctx: Context, replies: Sequence[Reply]) -> int:
+    return sum([await ctx.tool(_length, reply, replies) for reply in replies])
+
+
+async def _passes_replies(ctx: Context) -> list[Any]:
+    """Passes on the reply of a call that begins second and ends first."""
+    has_said = asyncio.Event()
+    waiting = asyncio.create_task(ctx.tool(has_said.wait))
+    await asyncio.sleep(0)
+    reply = await ctx.llm("tea")
+    has_said.set()
+    await waiting
+    save, done = ctx.checkpoint(), ([reply], 0)
+    while done[1] < 2:
+        done = save(done)
+        done = [*done[0], await ctx.llm("milk")], await ctx.tool(_length, done[0][-1], done[0])
+    return [
+        await ctx.tool(_length, reply, [reply]),
+        await ctx.spawn(_sums, [reply]),
+        await ctx.human(str(reply)),
+    ]
+
+
+async def test_replies_in_other_requests_are_those_that_were_recorded(tmp_path: Path) -> None:
+    """The numbers of nodes differ in a resumed program."""
+    path = tmp_path / "j"
+    await killed(path, _passes_replies, at=begins("human"))
+    run = await lived(path, _passes_replies)
+    assert (run.error, run.result) == (None, [9, 9, "yes"])
+
+
+async def test_a_fork_passes_on_the_replies_of_the_recorded_run(tmp_path: Path) -> None:
+    """Although it has an id of its own."""
+    path = tmp_path / "j"
+    await lived(path, _passes_replies)
+    with closing(ReadingStore(path)) as store:
+        old = history(store, "main-1")
+    [question] = [place for place, node in old.nodes.items() if node.start.kind == "human"]
+    with closing(QuickStore(path)) as store:
+        row = fork_in(store, old, question, {}, old.program.input, {"at": question})
+    run = await lived(path, _passes_replies, durable=Durable(id=row.id, draws_as="main-1"))
+    assert (run.error, run.result) == (None, [9, 9, "yes"])
