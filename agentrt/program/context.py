@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 import logging
 import math
 import random
 import time
 import uuid
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from decimal import Decimal
 from functools import cache, partial
 from numbers import Real
@@ -365,13 +365,17 @@ class Context:
         """Start ``function(ctx, …)`` in a new task, and return the task without waiting for it. The
         DAG shows the calls and tools in the function's code under the function's name.
         """
-
-        async def run() -> T:
-            with enter_node(name_of(function)):
-                result: T = await inspect.unwrap(function)(self, *args, **kwargs)
-                return result
+        from agentrt.program.definition import Program, is_node  # imports this module
 
         name = name_of(function)
+        # The function of a program, unlike the program, takes further arguments.
+        code = function.function if isinstance(function, Program) else function
+
+        async def run() -> T:
+            with nullcontext() if is_node(code) else enter_node(name):
+                result: T = await code(self, *args, **kwargs)
+                return result
+
         work = self._emitter.spawned(name, [args, kwargs], run())
         return asyncio.create_task(work, name=f"{self.run_id}/{name}")
 

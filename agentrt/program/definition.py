@@ -39,6 +39,7 @@ _BY_POSITION = (
     inspect.Parameter.POSITIONAL_OR_KEYWORD,
     inspect.Parameter.VAR_POSITIONAL,
 )
+_IS_NODE = "__agentrt_node__"
 _SHOWN = 80
 """Maximum number of characters that an error message shows of an input."""
 
@@ -205,4 +206,12 @@ def node(
         with enter_node(name_of(function)):
             return await function(*args, **kwargs)
 
+    setattr(named, _IS_NODE, True)
     return named
+
+
+def is_node(function: Callable[..., Any]) -> bool:
+    """Return whether ``function`` is a node function. Decorators that use `functools.wraps` keep
+    this property.
+    """
+    return hasattr(function, _IS_NODE)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import AsyncIterator
+import functools
+from collections.abc import AsyncIterator, Callable
+from typing import Any
 
 import pytest
 
@@ -83,6 +85,47 @@ async def test_a_dag_emerges_from_plain_asyncio(runtime: Runtime) -> None:
     assert set(found[4]) == {tool, other}
     assert run.dag.node(1).scope == "shape/branch"
     assert run.dag.node(4).scope == "shape"
+
+
+async def test_a_spawned_function_keeps_its_decorators(runtime: Runtime) -> None:
+    """Each function runs as it would run without ``spawn``, and each node is entered once."""
+
+    def twice(function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        async def again(*args: Any, **kwargs: Any) -> list[Any]:
+            return [await function(*args, **kwargs), await function(*args, **kwargs)]
+
+        return again
+
+    @twice
+    async def plain(ctx: Context) -> str:
+        return str(await ctx.llm("plain"))
+
+    @twice
+    @node
+    async def outside(ctx: Context) -> str:
+        return str(await ctx.llm("outside"))
+
+    @node
+    @twice
+    async def inside(ctx: Context) -> str:
+        return str(await ctx.llm("inside"))
+
+    @program
+    async def other(ctx: Context, subject: str = "", *, suffix: str = "") -> str:
+        return f"{await ctx.llm(subject)} {suffix}"
+
+    @program
+    async def main(ctx: Context) -> list[Any]:
+        results = [await ctx.spawn(function) for function in (plain, outside, inside)]
+        return [*results, await ctx.spawn(other, subject="other", suffix="ends")]  # type: ignore[arg-type]
+
+    run = runtime.start(main)
+    said = "one two three"
+    assert await run.wait() == [[said, said], [said, said], [said, said], f"{said} ends"]
+    scopes = [each.scope for each in run.dag.nodes()]
+    names = ["plain", "plain", "outside", "outside", "inside", "inside", "other"]
+    assert scopes == [f"main/{name}" for name in names]
 
 
 async def test_the_path_of_the_dag_reaches_the_scheduler(runtime: Runtime) -> None:
