@@ -74,17 +74,31 @@ class LiveEmitter:
             )
         return scope
 
+    def scope_on_loop(self, name: str) -> Scope:
+        """Return `own_scope`. Raises `AgentrtError` if the code runs on another event loop than the
+        run, because the front end, the engine and the journal wake tasks of the run's loop only.
+        """
+        scope = self.own_scope(name)
+        task = self.run.task
+        if task is not None and asyncio.get_running_loop() is not task.get_loop():
+            raise AgentrtError(
+                f"run {self.run.id}: {name!r} was called on another event loop than the program's; "
+                "await it in the program, and not with asyncio.run() in a thread. A thread can "
+                "pass it to asyncio.run_coroutine_threadsafe() with the program's loop"
+            )
+        return scope
+
     # -- chats -------------------------------------------------------------------------
 
     async def call(self, request: Request, after: Iterable[Reply]) -> Reply:
-        caller = RunCaller(self, self.own_scope("llm"), tuple(after))
+        caller = RunCaller(self, self.scope_on_loop("llm"), tuple(after))
         answer = await self.chat(request, caller)
         return caller.with_report(reply_of(answer, as_json="response_format" in request))
 
     async def stream(
         self, request: Request, after: Iterable[Reply], put: Callable[[Reply], None]
     ) -> AsyncIterator[Answer]:
-        caller = RunCaller(self, self.own_scope("llm"), tuple(after))
+        caller = RunCaller(self, self.scope_on_loop("llm"), tuple(after))
         whole = StreamedAnswer()
         made = self.chat_stream(request, caller)
         self.run.streams.add(made)
@@ -480,7 +494,7 @@ class LiveContexts:
         Raises `ConfigError` if the executor does not accept token ids, and the errors of
         `Executor.generate`.
         """
-        scope = self.emitter.own_scope(name)
+        scope = self.emitter.scope_on_loop(name)
         spec = (await self.frontend()).addressed(spec)
         probes = name not in WRITING
         caller = RunCaller(self.emitter, scope, name=name, probes=probes)

@@ -282,7 +282,7 @@ class Recorded:
         """Return the recorded value of a node that returns at once. A recorded error is raised
         again. If nothing was recorded, return and record ``make()``.
         """
-        node = self._enter(kind, name, request)
+        node = self._enter(kind, name, request, at_once=True)
         if node is None:
             return make()
         past, record = node.past, node.program
@@ -297,7 +297,7 @@ class Recorded:
 
     def spawned(self, name: str, inputs: Sequence[Any], work: Coroutine[Any, Any, T]) -> Any:
         try:
-            node = self._enter("spawn", name, {"given": list(inputs)})
+            node = self._enter("spawn", name, {"given": list(inputs)}, at_once=True)
         except BaseException:
             work.close()
             raise
@@ -324,13 +324,16 @@ class Recorded:
 
     # -- recall, run and record a node -------------------------------------------------
 
-    def _enter(self, kind: str, name: str, request: Any) -> NodeRecord | None:
+    def _enter(
+        self, kind: str, name: str, request: Any, *, at_once: bool = False
+    ) -> NodeRecord | None:
         """Return the record of the node that the program's code is about to create.
 
         Return None if the code is at a place that a resumed program could not recognize. Such a
-        node is not recorded.
+        node is not recorded. Raises `AgentrtError` on another event loop than the program's, unless
+        the node returns ``at_once``.
         """
-        scope = self._live.own_scope(name)
+        scope = self._live.own_scope(name) if at_once else self._live.scope_on_loop(name)
         if scope.place is None:
             return None
         return self._record.enter(scope.place, kind, name, scope.path, request)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from agentrt import Context, Reply, Runtime, node, program
-from agentrt.errors import EngineStartError, UsageError
+from agentrt.errors import AgentrtError, EngineStartError, UsageError
 from agentrt.executors.chat_api import WORKS_FOR
 from agentrt.graph import NodeKind, NodeState
 from agentrt.interrupts.questions import Question, Questions
@@ -126,6 +126,28 @@ async def test_a_spawned_function_keeps_its_decorators(runtime: Runtime) -> None
     scopes = [each.scope for each in run.dag.nodes()]
     names = ["plain", "plain", "outside", "outside", "inside", "inside", "other"]
     assert scopes == [f"main/{name}" for name in names]
+
+
+async def test_a_call_on_another_event_loop_is_refused(runtime: Runtime) -> None:
+    """The engine would never wake the other loop."""
+
+    @program
+    async def main(ctx: Context) -> None:
+        def in_a_thread() -> None:
+            asyncio.run(ctx.llm("x"))  # type: ignore[arg-type]
+
+        def in_pieces() -> None:
+            asyncio.run(anext(aiter(ctx.llm("x", stream=True))))  # type: ignore[arg-type]
+
+        for function in (in_a_thread, in_pieces):
+            with pytest.raises(AgentrtError, match="on another event loop"):
+                await ctx.tool(function)
+            with pytest.raises(AgentrtError, match="on another event loop"):
+                await asyncio.to_thread(function)
+
+    run = runtime.start(main)
+    await run.wait()
+    assert {each.kind for each in run.dag.nodes()} == {NodeKind.TOOL}
 
 
 async def test_the_path_of_the_dag_reaches_the_scheduler(runtime: Runtime) -> None:
