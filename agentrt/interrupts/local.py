@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
+import inspect
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from functools import partial
 from queue import SimpleQueue
 from typing import Any
@@ -94,7 +95,8 @@ class ToolThreads:
 
 
 class ThreadTransport(ToolTransport):
-    """The transport that awaits async functions, and runs all other functions in a thread.
+    """The transport that awaits async functions, and runs all other functions in a thread. If such
+    a function returns a coroutine, the coroutine is awaited, too.
 
     A thread cannot be stopped. After the tool's timeout the thread continues, but its result is
     dropped, and its questions are withdrawn.
@@ -124,12 +126,19 @@ class ThreadTransport(ToolTransport):
         self, function: Callable[..., Any], request: ToolRequest, arguments: Mapping[str, Any]
     ) -> Any:
         if request.tool.is_async:
-            try:
-                return await function(*request.positional, **arguments)
-            except _ENDS as error:
-                raise _failed(error) from error
-        run = partial(_run, function, request.positional, arguments)
-        return await self._threads.run(run)
+            return await _awaited(function(*request.positional, **arguments))
+        result = await self._threads.run(partial(_run, function, request.positional, arguments))
+        # A lambda, an object with an async ``__call__``, and the wrapper of a decorator that is not
+        # async itself may return a coroutine.
+        return await _awaited(result) if inspect.iscoroutine(result) else result
+
+
+async def _awaited(coroutine: Coroutine[Any, Any, Any]) -> Any:
+    """Return the result of an async function of a tool."""
+    try:
+        return await coroutine
+    except _ENDS as error:
+        raise _failed(error) from error
 
 
 def _run(

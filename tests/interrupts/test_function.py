@@ -214,3 +214,38 @@ async def test_copies_of_a_tool_share_a_limit_if_they_have_the_same() -> None:
 
     await run(body)
     assert peaks == {"four": 4, "one": 1}
+
+
+class Measuring:
+    """An object with an async ``__call__``."""
+
+    async def __call__(self, mm: int) -> int:
+        return 2 * mm
+
+
+async def _doubled(mm: int) -> int:
+    return 2 * mm
+
+
+async def _exits(mm: int) -> int:
+    raise SystemExit(mm)
+
+
+def _undeclared(function: Callable[..., Any]) -> Callable[..., Any]:
+    def wrapper(*args: Any) -> Any:
+        return function(*args)
+
+    return wrapper
+
+
+@pytest.mark.parametrize("function", [Measuring(), lambda mm: _doubled(mm), _undeclared(_doubled)])
+async def test_the_coroutine_that_a_function_returns_is_awaited(
+    function: Callable[..., Any],
+) -> None:
+    result, _ = await run(lambda ctx: ctx.tool(function, 4))
+    assert result == 8
+
+
+async def test_such_a_coroutine_may_not_end_the_event_loop() -> None:
+    with pytest.raises(ToolFailedError, match="the tool raised SystemExit: 4"):
+        await run(lambda ctx: ctx.tool(_undeclared(_exits), 4))
