@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import re
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol, get_args
@@ -40,8 +42,26 @@ def context_parameter(function: Callable[..., Any]) -> str | None:
     """
     hints = getattr(function, "__annotations__", None)
     if hints is None:
-        hints = getattr(type(function).__call__, "__annotations__", {})
+        hints = getattr(code_of(function), "__annotations__", {})
     return next((name for name, hint in hints.items() if name != "return" and _is(hint)), None)
+
+
+def code_of(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the Python function that runs when ``function`` is called, such as the method
+    ``__call__`` of an object or the function of a `functools.partial`. Return any other callable,
+    such as a built-in function, unchanged.
+    """
+    while True:
+        if isinstance(function, functools.partial):
+            function = function.func
+        elif hasattr(function, "__wrapped__"):
+            function = function.__wrapped__
+        elif isinstance(function, type):
+            return function.__init__
+        elif inspect.isroutine(function) or not callable(function):
+            return getattr(function, "__func__", function)
+        else:
+            function = type(function).__call__
 
 
 def _is(hint: Any) -> bool:

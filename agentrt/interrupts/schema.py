@@ -6,15 +6,17 @@ function does not have, and shows the whole docstring to the model, which would 
 
 from __future__ import annotations
 
+import functools
 import inspect
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
+from types import SimpleNamespace
 from typing import Annotated, Any, get_type_hints
 
 from agentrt.errors import ConfigError, ToolArgumentsError
-from agentrt.interrupts.context import context_parameter
+from agentrt.interrupts.context import code_of, context_parameter
 from agentrt.request import ToolSpec
 
 
@@ -49,12 +51,14 @@ class ToolSchema:
         from pydantic import ConfigDict, ValidationError, create_model
         from pydantic.errors import PydanticUserError
 
-        self.name = name or name_of(function)
+        code = code_of(function)
+        named = function.func if isinstance(function, functools.partial) else function
+        self.name = name or name_of(named)
         self.context = context_parameter(function)
-        self._doc = inspect.getdoc(function) or ""
+        self._doc = inspect.getdoc(named) or inspect.getdoc(code) or ""
         self._signature = _signature(function, self.context)
         try:
-            fields = _fields(self.name, function, self._signature)
+            fields = _fields(self.name, code, self._signature)
             config = ConfigDict(extra="forbid")
             self._model = create_model(self.name, __config__=config, **fields)
             self._parameters = self._model.model_json_schema()
@@ -112,17 +116,15 @@ def _signature(function: Callable[..., Any], context: str | None) -> inspect.Sig
     return whole.replace(parameters=[p for p in whole.parameters.values() if p.name != context])
 
 
-def _fields(
-    name: str, function: Callable[..., Any], signature: inspect.Signature
-) -> dict[str, Any]:
-    """Return the fields of a pydantic model.
+def _fields(name: str, code: Callable[..., Any], signature: inspect.Signature) -> dict[str, Any]:
+    """Return the fields of a pydantic model. ``code`` is the function that has the parameters of
+    ``signature``.
 
     Fields are called ``p0``, ``p1`` and so on, because a parameter may have a name that pydantic
     does not allow for a field. The parameter's name is the field's alias.
     """
     from pydantic import Field
 
-    hints = get_type_hints(function, include_extras=True)
     fields: dict[str, Any] = {}
     for parameter in signature.parameters.values():
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
@@ -136,9 +138,29 @@ def _fields(
                 "parameters"
             )
         default = ... if parameter.default is parameter.empty else parameter.default
-        hint = hints.get(parameter.name, str)
+        hint = _hint_of(name, code, parameter)
         fields[f"p{len(fields)}"] = Annotated[hint, Field(alias=parameter.name)], default
     return fields
+
+
+def _hint_of(name: str, code: Callable[..., Any], parameter: inspect.Parameter) -> Any:
+    """Return the type of a parameter; text for a parameter without an annotation. The annotation of
+    the result is not evaluated, because its names may be imported for type checkers only.
+
+    Raises `ConfigError` for an annotation that cannot be evaluated.
+    """
+    if parameter.annotation is parameter.empty:
+        return str
+    own = SimpleNamespace(__annotations__={"it": parameter.annotation})
+    try:
+        names = getattr(code, "__globals__", {})
+        return get_type_hints(own, names, include_extras=True)["it"]
+    except Exception as error:  # code of the annotation may raise any error
+        raise ConfigError(
+            f"tool {name}: the annotation {parameter.annotation!r} of its parameter "
+            f"{parameter.name!r} cannot be evaluated: {error}; use types that are imported at run "
+            "time"
+        ) from error
 
 
 def as_json(arguments: Mapping[str, Any]) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections import Counter
 from collections.abc import Callable
 from enum import Enum
@@ -122,7 +123,10 @@ def test_functions_that_no_schema_fits_are_refused() -> None:
     ("options", "says"),
     [
         ({"timeout": 0}, "timeout must be above 0 seconds, got 0"),
+        ({"timeout": "3"}, "timeout must be a number, got '3'"),
         ({"retries": -1}, "retries must be at least 0, got -1"),
+        ({"retries": None}, "retries must be a number, got None"),
+        ({"concurrency": "4"}, "concurrency must be a number, got '4'"),
         ({"concurrency": 0}, "concurrency must be at least 1, got 0"),
         ({"isolation": "cage"}, "isolation must be 'thread' or 'process', not 'cage'"),
     ],
@@ -244,8 +248,61 @@ async def test_the_coroutine_that_a_function_returns_is_awaited(
 ) -> None:
     result, _ = await run(lambda ctx: ctx.tool(function, 4))
     assert result == 8
+    result, _ = await run(lambda ctx: ctx.tool(tool(Measuring()), mm=4))
+    assert result == 8
 
 
 async def test_such_a_coroutine_may_not_end_the_event_loop() -> None:
     with pytest.raises(ToolFailedError, match="the tool raised SystemExit: 4"):
         await run(lambda ctx: ctx.tool(_undeclared(_exits), 4))
+
+
+class Scale:
+    """Weighs."""
+
+    def __init__(self, grams: int) -> None:
+        self.grams = grams
+
+    def __call__(self, spoons: int, context: ToolContext) -> int:
+        context.progress(Progress(1, 1, "weighed"))
+        return self.grams * spoons
+
+
+def _weigh(spoons: int, grams: int, context: ToolContext) -> int:
+    """Weigh spoons."""
+    return Scale(grams)(spoons, context)
+
+
+@pytest.mark.parametrize(
+    ("function", "name", "doc"),
+    [(Scale(5), "Scale", "Weighs."), (functools.partial(_weigh, grams=5), "_weigh", "Weigh spo")],
+)
+async def test_objects_and_partial_functions_can_be_tools(
+    function: Callable[..., Any], name: str, doc: str
+) -> None:
+    made = tool(function)
+    assert made.spec is not None
+    assert made.spec.name == name
+    assert made.spec.description.startswith(doc)
+    assert made.spec.parameters["properties"]["spoons"]["type"] == "integer"
+    assert "context" not in made.spec.parameters["properties"]
+    for each in (made, function):
+        result, started = await run(lambda ctx, each=each: ctx.tool(each, spoons=2))
+        assert result == 10
+        assert started.dag.node(0).interrupt.progress == Progress(1, 1, "weighed")
+
+
+def test_a_class_takes_the_types_of_its_constructor() -> None:
+    assert tool(Scale).checked({"grams": "3"}) == {"grams": 3}
+
+
+def test_only_the_annotations_of_parameters_are_evaluated() -> None:
+    def weigh(grams: int) -> Missing: ...  # type: ignore[name-defined]  # noqa: F821
+    def unclear(grams: Missing) -> int: ...  # type: ignore[name-defined, empty-body]  # noqa: F821
+
+    assert tool(weigh).checked({"grams": 3}) == {"grams": 3}
+    says = (
+        "tool unclear: the annotation 'Missing' of its parameter 'grams' cannot be evaluated: nam"
+    )
+    with pytest.raises(ConfigError, match=says):
+        tool(unclear)
