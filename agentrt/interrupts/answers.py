@@ -5,7 +5,7 @@ converted.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -69,7 +69,7 @@ def answer_form(
     if choices is not None:
         if schema is not None:
             raise ConfigError("a question takes a schema or choices, not both; leave one out")
-        if isinstance(choices, str) or not choices:
+        if isinstance(choices, str) or not isinstance(choices, Iterable) or not choices:
             raise ConfigError(f"choices must be a list with at least one choice, not {choices!r}")
         schema = {"enum": list(choices)}
     if schema is None:

@@ -13,6 +13,7 @@ import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from numbers import Real
 from typing import Any, Literal, NamedTuple, overload
 
 from agentrt.errors import ConfigError, ToolArgumentsError, ToolResultError
@@ -47,6 +48,10 @@ class ToolOptions:
     idempotent: bool = False
 
     def __post_init__(self) -> None:
+        for name in ("timeout", "retries", "concurrency"):
+            value = getattr(self, name)
+            if not (isinstance(value, Real) or (value is None and name != "retries")):
+                raise ConfigError(f"a tool's {name} must be a number, got {value!r}")
         if self.timeout is not None and not self.timeout > 0:
             raise ConfigError(f"a tool's timeout must be above 0 seconds, got {self.timeout}")
         if self.retries < 0:
@@ -315,4 +320,9 @@ def as_tool(function: Callable[..., Any] | Tool) -> Tool:
     """Return a `Tool` unchanged; turn a plain function into a tool without a schema."""
     if isinstance(function, Tool):
         return function
+    if not callable(function):
+        raise ConfigError(
+            f"{function!r:.80} cannot be called as a tool; pass a function, a Tool or the name of "
+            "a tool"
+        )
     return Tool(name_of(function), function=function)

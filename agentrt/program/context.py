@@ -33,6 +33,7 @@ from agentrt.program.options import (
 from agentrt.program.step import Step, Stepper, tools_by_name
 from agentrt.program.stream import Events, ReplyStream
 from agentrt.request import Message, Reply
+from agentrt.request.text import ReadsAsText
 from agentrt.tracking import enter_node
 
 P = ParamSpec("P")
@@ -253,7 +254,7 @@ class Context:
 
     async def human(
         self,
-        question: str,
+        question: str | Reply,
         *,
         schema: Mapping[str, Any] | type | None = None,
         choices: Sequence[Any] | None = None,
@@ -262,7 +263,7 @@ class Context:
         after: Iterable[Reply] = (),
     ) -> Any:
         """Ask a human, and wait for the answer: text, one of ``choices``, or a value that fits
-        ``schema``.
+        ``schema``. If the question is a reply, its text is the question.
 
         ``schema`` is a JSON schema, or a type that pydantic supports, such as a model class. For a
         type, the answer is an instance of the type. If no answer has come after ``timeout``
@@ -270,11 +271,13 @@ class Context:
         Without a timeout, wait without limit. Raises `ConfigError` for an invalid schema, for
         invalid choices, and for an invalid timeout, and `UsageError` if no human can be asked.
         """
+        if not isinstance(question, str | ReadsAsText):
+            raise ConfigError(f"the question of human() must be a text, got {question!r:.80}")
         form = answer_form(schema, choices)
-        if timeout is not None and not 0 < timeout < math.inf:
+        if timeout is not None and not (isinstance(timeout, Real) and 0 < timeout < math.inf):
             raise ConfigError(
-                f"timeout of human() must be greater than 0 seconds and finite, got {timeout}; "
-                "leave it out to wait without limit"
+                "timeout of human() must be a number greater than 0 seconds and finite, got "
+                f"{timeout!r}; leave it out to wait without limit"
             )
         try:
             return await self._emitter.human(question, form, timeout, after)
@@ -297,14 +300,20 @@ class Context:
         for an invalid topic or a runtime without a source of events, and `ToolUnavailableError` if
         the source cannot be reached.
         """
+        if not isinstance(topic, str):
+            raise ConfigError(f"the topic of event() must be a text, got {topic!r:.80}")
+        if timeout is not None and not isinstance(timeout, Real):
+            raise ConfigError(f"timeout of event() must be a number of seconds, got {timeout!r}")
         return Events(topic, lambda feed: self._emitter.event(feed, timeout, after))
 
     async def sleep(self, seconds: float, *, after: Iterable[Reply] = ()) -> None:
         """Sleep for a number of seconds. A resumed program sleeps only for the remaining time.
         Raises `ConfigError` for a number that is negative or not finite.
         """
-        if not 0 <= seconds < math.inf:
-            raise ConfigError(f"sleep() takes a finite number of at least 0 seconds, got {seconds}")
+        if not (isinstance(seconds, Real) and 0 <= seconds < math.inf):
+            raise ConfigError(
+                f"sleep() takes a finite number of at least 0 seconds, got {seconds!r}"
+            )
         await self._emitter.sleep(seconds, after)
 
     def now(self) -> float:

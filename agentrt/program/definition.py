@@ -56,6 +56,8 @@ class Program:
     def __init__(
         self, function: ProgramFunction, name: str | None = None, *, owns_tasks: bool = True
     ) -> None:
+        if name is not None and not isinstance(name, str):
+            raise ConfigError(f"a program's name must be a text, got {name!r:.80}")
         if not inspect.iscoroutinefunction(function):
             raise ConfigError(f"program {name_of(function)} must be an 'async def' function")
         signature = inspect.signature(function)

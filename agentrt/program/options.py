@@ -102,6 +102,8 @@ def make_request(
         request["max_tokens"] = limit
     request["temperature"] = present.get("temperature", 0.0)
     request |= {name: present[name] for name in _PASSED if name in present}
+    if "model" in request:
+        _check("model", request["model"], str, "the name of a model")
     for name, (least, most) in _LIMITS.items():
         if name in request:
             _check_number(name, request[name], least, most)
@@ -189,6 +191,8 @@ def _as_messages(ask: str | ReadsAsText | Iterable[Message]) -> tuple[Message, .
     if isinstance(ask, str | ReadsAsText):
         return ({"role": "user", "content": ask},)
     _check("the prompt", ask, Iterable, "a text, a reply or a list of messages")
+    if isinstance(ask, Mapping):
+        raise ConfigError(f"the prompt must be a list of messages, got the message {ask!r:.80}")
     messages: tuple[Any, ...] = tuple(ask)
     if not messages:
         raise ConfigError("the list of messages is empty; pass at least one message")

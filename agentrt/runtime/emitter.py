@@ -237,6 +237,7 @@ class LiveEmitter:
         ``key`` is the id of the question. A resumed program passes the id that people have already
         seen; with None, a new id is made. ``timeout`` is in seconds.
         """
+        text = str(text)  # of a reply
         return await self.ask(self.own_scope(text), text, form, timeout, after, key)
 
     async def ask(
@@ -690,7 +691,11 @@ class _Observer:
 
 
 def node_of(reply: Reply) -> int:
-    """Return the id of the node of a reply. Raises `ConfigError` for a reply without a node."""
+    """Return the id of the node of a reply. Raises `ConfigError` for a reply without a node, and
+    for any other value.
+    """
+    if not isinstance(reply, Reply):
+        raise ConfigError(f"after= takes a list of replies, but it has {reply!r:.80}")
     if reply.node < 0:
         raise ConfigError("after= has a reply without a node; pass replies of this program's calls")
     return reply.node

@@ -188,7 +188,7 @@ class Recorded:
         # recorded in a journal that stores no content.
         node = self._enter("human", "human", {"question": text, "schema": form.schema})
         if node is not None:
-            node.label = text
+            node.label = str(text)
         key = None if node is None else node.key
 
         def ask(left: float | None) -> Awaitable[Any]:

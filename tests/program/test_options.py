@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -33,6 +34,9 @@ class Opaque:
         ({"schema": Opaque}, "Opaque'> has no JSON schema; use a pydantic model"),
         ({"extra_body": "seed"}, "extra_body must be a mapping of further fields"),
         ({"ask": 5}, "the prompt must be a text, a reply or a list of messages, got 5"),
+        ({"ask": {"role": "user", "content": "Tell."}}, "must be a list of messages, got the mess"),
+        ({"model": 5}, "model must be the name of a model, got 5"),
+        ({"after": ["Tell."]}, "after= takes a list of replies, but it has 'Tell.'"),
     ],
 )
 async def test_a_wrong_option_of_a_call_is_named_with_its_value(
@@ -76,3 +80,40 @@ async def test_options_that_are_none_have_their_defaults() -> None:
 def test_a_type_without_a_json_schema_is_not_a_constraint() -> None:
     with pytest.raises(ConfigError, match="has no JSON schema"):
         json_schema(Opaque)
+
+
+def measure() -> int:
+    return 3
+
+
+@pytest.mark.parametrize(
+    ("operation", "message"),
+    [
+        (lambda ctx: ctx.human(5), "question of human.. must be a text, got 5"),
+        (lambda ctx: ctx.human("?", timeout="3"), "timeout of human.. must be a number .* got '3'"),
+        (lambda ctx: ctx.human("?", choices=3), "choices must be a list .* not 3"),
+        (lambda ctx: ctx.sleep("3"), "finite number of at least 0 seconds, got '3'"),
+        (lambda ctx: ctx.event(5), "topic of event.. must be a text, got 5"),
+        (lambda ctx: ctx.event("tea", timeout="3"), "must be a number of seconds, got '3'"),
+        (lambda ctx: ctx.tool(None), "None cannot be called as a tool; pass a function"),
+        (lambda ctx: ctx.tool(measure, timeout="3"), "a tool's timeout must be a number, got '3'"),
+        (lambda ctx: ctx.tool(measure, after=[3]), "after= takes a list of replies, but it has 3"),
+    ],
+)
+async def test_a_wrong_argument_of_another_operation_is_named_with_its_value(
+    operation: Callable[[Any], Any], message: str
+) -> None:
+    @program
+    async def agent(ctx: Context) -> None:
+        await operation(ctx)
+
+    async with Runtime(ScriptedExecutor()) as runtime:
+        with pytest.raises(ConfigError, match=message):
+            await runtime.start(agent).wait()
+
+
+def test_the_name_of_a_program_is_a_text() -> None:
+    async def agent(ctx: Context) -> None: ...
+
+    with pytest.raises(ConfigError, match="a program's name must be a text, got 5"):
+        program(name=5)(agent)  # type: ignore[call-overload]
