@@ -246,3 +246,46 @@ def test_after_sigterm_questions_are_left_open(write: Write, run: Command) -> No
     code, value = run(path, *where, *answers)
     assert code == 0
     assert value["results"][-1]["seen"] == ["draft", "'yes'", "'Ann'"]
+
+
+HOLDS = f"""{HEAD}
+import threading
+
+class Held(TypedDict, total=False):
+    text: str
+    lock: threading.Lock
+
+def connect(state: Held) -> Held:
+    return {{"lock": threading.Lock()}}
+
+def approve(state: Held) -> Held:
+    with state["lock"]:
+        return {{"text": f"{{state['text']}} {{interrupt('Good?')}}"}}
+
+def leave(state: Held) -> Held:
+    return {{"lock": None}}
+
+graph = chain(Held, connect, approve, leave)
+"""
+
+
+def test_a_state_may_have_values_that_langgraph_cannot_write(
+    write: Write, run: Command, command: Run, tmp_path: Path
+) -> None:
+    """In a thread that ends with the command, as without a checkpointer; a file cannot."""
+    path = write(HOLDS)
+    code, value = run(path, "--input", '{"text": "tea"}', "--human", "yes")
+    assert (code, value["results"]) == (0, [None, {"text": "tea yes", "lock": None}])
+
+    where = ["--checkpointer", "sqlite:t.db", "--thread", "tea"]
+    ran = command("run", path, "--input", '{"text": "tea"}', *where)
+    assert ran.code == 2
+    says = "state to a file: Type is not msgpack serializable: _thread.lock; keep such values"
+    assert says in ran.err
+
+    inputs, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    inputs.write_text('{"text": "tea"}', encoding="utf-8")
+    batch = ["--inputs", inputs, "--out", out, "--checkpointer", "memory"]
+    path = write(HOLDS.replace("interrupt('Good?')", "'good'"))
+    assert command("run", path, *batch).code == 0
+    assert json.loads(out.read_text(encoding="utf-8"))["result"]["text"] == "tea good"

@@ -15,9 +15,10 @@ from typing import Any
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 from langgraph.types import Command, Interrupt
 
-from agentrt.errors import ConfigError
+from agentrt.errors import ConfigError, text_of
 from agentrt.files import check_plain, file_named
 from agentrt.integrations._compat.langgraph import (
     CHECKPOINT_COLUMNS,
@@ -70,6 +71,7 @@ async def open_checkpointer(text: str) -> AsyncIterator[Checkpointer]:
             _check_file(path)
             manager = AsyncSqliteSaver.from_conn_string(str(path))
             saver = await stack.enter_async_context(manager)
+            saver.serde = _InFile()
             await saver.setup()
             query = f"SELECT max(checkpoint_id) FROM {CHECKPOINT_TABLE}"
             async with saver.conn.execute(query) as cursor:
@@ -81,9 +83,54 @@ async def open_checkpointer(text: str) -> AsyncIterator[Checkpointer]:
         yield Checkpointer(saver, text, lasting=True, durability="sync")
 
 
+class _Held(bytes):
+    """The stored form of a value that only this process can keep: the value itself."""
+
+    value: Any
+
+
+class _InProcess(JsonPlusSerializer):
+    """LangGraph's serializer for checkpoints in memory. A value that LangGraph cannot write, such
+    as a connection in a graph's state, is kept as it is, because a graph without a checkpointer may
+    have such values.
+    """
+
+    def dumps_typed(self, obj: Any) -> tuple[str, bytes]:
+        try:
+            return super().dumps_typed(obj)
+        except Exception:  # the code of a class may raise any error
+            held = _Held()
+            held.value = obj
+            return "held", held
+
+    def loads_typed(self, data: tuple[str, bytes]) -> Any:
+        held = data[1]
+        return held.value if isinstance(held, _Held) else super().loads_typed(data)
+
+
+class _InFile(JsonPlusSerializer):
+    """LangGraph's serializer for checkpoints in a file, whose error says what to do if a value
+    cannot be written.
+    """
+
+    def dumps_typed(self, obj: Any) -> tuple[str, bytes]:
+        try:
+            return super().dumps_typed(obj)
+        except Exception as error:  # the code of a class may raise any error
+            raise ConfigError(
+                f"LangGraph cannot write the graph's state to a file: {text_of(error)}; keep such "
+                "values out of the state, or use the checkpointer 'memory'"
+            ) from error
+
+
+def memory_saver() -> InMemorySaver:
+    """Make a saver in memory that keeps all values that a graph may have."""
+    return InMemorySaver(serde=_InProcess())
+
+
 def in_memory() -> Checkpointer:
     """Make a checkpointer whose threads live as long as this process."""
-    return Checkpointer(InMemorySaver(), "memory", lasting=False, durability="exit")
+    return Checkpointer(memory_saver(), "memory", lasting=False, durability="exit")
 
 
 def own_checkpointer(graph: Graph) -> Checkpointer | None:

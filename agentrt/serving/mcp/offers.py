@@ -11,7 +11,6 @@ from typing import Any
 from uuid import uuid4
 
 from langchain_core.runnables import RunnableConfig
-from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.store.base import BaseStore
 from langgraph.store.memory import InMemoryStore
 
@@ -24,7 +23,7 @@ from agentrt.integrations.langgraph.graphs import (
     program_result,
 )
 from agentrt.integrations.langgraph.inputs import input_fields
-from agentrt.integrations.langgraph.threads import answer, thread_config
+from agentrt.integrations.langgraph.threads import answer, memory_saver, thread_config
 from agentrt.interrupts.answers import AnswerForm
 from agentrt.interrupts.questions import Question
 from agentrt.interrupts.schema import mistake_in
@@ -218,7 +217,7 @@ class _Thread:
         store = InMemoryStore()
         async with AsyncExitStack() as stack:
             graph = await self._open(self._config, store, stack)
-            own = {"checkpointer": InMemorySaver(), "store": graph.store or store}
+            own = {"checkpointer": memory_saver(), "store": graph.store or store}
             graph = graph.copy(update=own)
             values = await self._until_answered(ctx, graph, graph_input)
             return await program_result(graph, self._config, values)
