@@ -269,6 +269,8 @@ async def _play(
     taking = asyncio.Lock()
 
     async def course(start: Start | None) -> None:
+        if not job.plan.may_start():  # a signal came before, while the dashboard started
+            return
         while start is not None:
             await from_start(start)
             async with taking:

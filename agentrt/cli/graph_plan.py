@@ -96,8 +96,7 @@ class GraphPlan(Plan):
 
     async def _each(self) -> AsyncGenerator[Start, None]:
         for thread in self._threads():
-            if self._draining:
-                self.is_cut_short = True
+            if not self.may_start():
                 return
             start = await self._begin(thread)
             if start is not None:

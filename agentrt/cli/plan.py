@@ -80,10 +80,14 @@ class Plan:
 
     async def _each(self) -> AsyncGenerator[Start, None]:
         for start in self._all:
-            if self._draining:
-                self.is_cut_short = True
+            if not self.may_start():
                 return
             yield start
+
+    def may_start(self) -> bool:
+        """Return whether another program may start. If not, the plan is cut short."""
+        self.is_cut_short |= self._draining
+        return not self._draining
 
     async def after(self, start: Start, run: Run) -> Start | None:
         """Return the program that follows the ended ``run``; None if no program follows."""

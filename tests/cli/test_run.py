@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import os
 import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -181,6 +185,23 @@ def test_programs_that_sigterm_kept_from_starting_have_no_result(
     ran = run_program(source, "--n", 5, "--max-live", live, "--json")
     assert (ran.code, ran.json["results"]) == (code, ["to the end"] * results)
     assert ("error: SIGTERM came before all programs had started" in ran.err) == bool(code)
+
+
+def test_no_program_starts_after_sigterm(run_program: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The signal comes while the dashboard starts, before the first program."""
+
+    @asynccontextmanager
+    async def starting(*_: object) -> AsyncIterator[None]:
+        os.kill(os.getpid(), signal.SIGTERM)
+        await asyncio.sleep(0)
+        yield
+
+    monkeypatch.setattr("agentrt.cli.execute.shown", starting)
+    ran = run_program(ECHO, "--n", 2, "--dashboard", "--json")
+    assert (ran.code, ran.json["results"]) == (1, [])
+    assert "SIGTERM: finishing 0 programs, starting no more" in ran.err
+    assert "error: SIGTERM came before all programs had started" in ran.err
+    assert run_program(ECHO, "--n", 2, "--dashboard").out == ""
 
 
 def test_so_many_programs_are_live_at_once(run_program: Run) -> None:
