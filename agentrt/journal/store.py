@@ -177,10 +177,10 @@ class SQLiteStore(Store):
         except sqlite3.Error as error:
             if connection.in_transaction:
                 connection.execute("ROLLBACK")
-            raise JournalWriteError(
-                f"journal {self.name}: {error}; all earlier records are safe, and the same command "
-                "resumes from them"
-            ) from error
+            advice = "all earlier records are safe, and the same command resumes from them"
+            if _is_damaged(error):
+                advice = "the file is damaged; restore an undamaged copy, or name another file"
+            raise JournalWriteError(f"journal {self.name}: {error}; {advice}") from error
 
     def close(self) -> None:
         with self._reading:
@@ -192,10 +192,9 @@ class SQLiteStore(Store):
 
     def _fault(self, error: Exception) -> JournalError:
         text = getattr(error, "strerror", None) or str(error)
-        code = getattr(error, "sqlite_errorcode", None)
-        if code == sqlite3.SQLITE_NOTADB:
+        if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_NOTADB:
             return JournalError(f"{self.name} is not a journal; name another file")
-        if code is not None and code & 0xFF == sqlite3.SQLITE_CORRUPT:
+        if _is_damaged(error):
             return _corrupt(self.name, text)
         # Python's module raises one or the other.
         if isinstance(error, UnicodeDecodeError) or text.startswith("Could not decode to UTF-8"):
@@ -235,6 +234,12 @@ def check_version(name: str, version: int) -> None:
             f"journal {name} was written by {writer} (format {version}, but this agentrt "
             f"reads format {VERSION}); install the agentrt that wrote it, or name another file"
         )
+
+
+def _is_damaged(error: Exception) -> bool:
+    """Return whether SQLite could not read the file because its content is damaged."""
+    code = getattr(error, "sqlite_errorcode", None)
+    return code is not None and code & 0xFF in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 
 
 def _corrupt(name: str, text: str) -> JournalError:

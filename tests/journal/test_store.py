@@ -104,6 +104,17 @@ async def test_a_file_with_a_damaged_page(tmp_path: Path) -> None:
     refused(tmp_path / "j", "damaged or cut off")
 
 
+async def test_a_write_into_a_damaged_file_says_so(tmp_path: Path) -> None:
+    path = tmp_path / "j"
+    await made(path)
+    with closing(SQLiteStore(path)) as store:
+        execute(path, "CREATE TABLE tea (cups)", "PRAGMA wal_checkpoint(TRUNCATE)")
+        whole = path.read_bytes()  # which the store reads again, since another program wrote
+        path.write_bytes(whole[:4096] + b"\xff" * (len(whole) - 4096))
+        with pytest.raises(JournalWriteError, match="malformed; the file is damaged; restore"):
+            store.write([Statement("DELETE FROM agentrt_starts", ())])
+
+
 async def test_an_answer_that_was_changed(tmp_path: Path) -> None:
     """Only a program that would continue from it is refused."""
     await made(tmp_path / "j", calls=2)
