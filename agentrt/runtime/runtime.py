@@ -17,6 +17,7 @@ from typing import Any, Self, TypeVar
 from agentrt import tracking
 from agentrt.errors import (
     AgentrtError,
+    ConfigError,
     JournalWriteError,
     StaleWeightsError,
     UnrecordableError,
@@ -349,7 +350,12 @@ class Runtime:
         that learns. It may be in any unit, but in the same unit for all programs of one type. With
         a journal, ``durable`` has the settings of the record; with None, the program is not
         recorded. With ``tokens``, the tokens of the program's calls are recorded in `Run.tokens`.
+        Raises `ConfigError` for anything else than a program.
         """
+        if not isinstance(program, Program):
+            raise ConfigError(
+                f"{program!r:.80} is not a program; decorate an async function with @program"
+            )
         record = durable or Durable()
         run = self.registry.open(
             program.name,

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from agentrt import Context, Reply, Runtime, node, program
-from agentrt.errors import AgentrtError, EngineStartError, UsageError
+from agentrt.errors import AgentrtError, ConfigError, EngineStartError, UsageError
 from agentrt.executors.chat_api import WORKS_FOR
 from agentrt.graph import NodeKind, NodeState
 from agentrt.interrupts.questions import Question, Questions
@@ -118,7 +118,8 @@ async def test_a_spawned_function_keeps_its_decorators(runtime: Runtime) -> None
     @program
     async def main(ctx: Context) -> list[Any]:
         results = [await ctx.spawn(function) for function in (plain, outside, inside)]
-        return [*results, await ctx.spawn(other, subject="other", suffix="ends")]  # type: ignore[arg-type]
+        further: Any = {"subject": "other", "suffix": "ends"}
+        return [*results, await ctx.spawn(other, **further)]
 
     run = runtime.start(main)
     said = "one two three"
@@ -134,10 +135,13 @@ async def test_a_call_on_another_event_loop_is_refused(runtime: Runtime) -> None
     @program
     async def main(ctx: Context) -> None:
         def in_a_thread() -> None:
-            asyncio.run(ctx.llm("x"))  # type: ignore[arg-type]
+            asyncio.run(ctx.llm("x"))
+
+        async def first_piece() -> str:
+            return await anext(aiter(ctx.llm("x", stream=True)))
 
         def in_pieces() -> None:
-            asyncio.run(anext(aiter(ctx.llm("x", stream=True))))  # type: ignore[arg-type]
+            asyncio.run(first_piece())
 
         for function in (in_a_thread, in_pieces):
             with pytest.raises(AgentrtError, match="on another event loop"):
@@ -375,3 +379,11 @@ async def test_an_engine_that_does_not_start_is_closed_once() -> None:
     with pytest.raises(EngineStartError, match="no memory"):
         await runtime.open()
     await runtime.close()
+
+
+async def test_only_programs_are_started(runtime: Runtime) -> None:
+    async def undecorated(ctx: Context) -> None: ...
+
+    for each in (undecorated, None):
+        with pytest.raises(ConfigError, match="is not a program; decorate an async function with"):
+            runtime.start(each)  # type: ignore[arg-type]
