@@ -69,7 +69,8 @@ def answer_form(
     if choices is not None:
         if schema is not None:
             raise ConfigError("a question takes a schema or choices, not both; leave one out")
-        if isinstance(choices, str) or not isinstance(choices, Iterable) or not choices:
+        raw_choices: Any = choices
+        if isinstance(raw_choices, str) or not isinstance(raw_choices, Iterable) or not raw_choices:
             raise ConfigError(f"choices must be a list with at least one choice, not {choices!r}")
         schema = {"enum": list(choices)}
     if schema is None:

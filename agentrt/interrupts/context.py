@@ -51,17 +51,16 @@ def code_of(function: Callable[..., Any]) -> Callable[..., Any]:
     ``__call__`` of an object or the function of a `functools.partial`. Return any other callable,
     such as a built-in function, unchanged.
     """
-    while True:
-        if isinstance(function, functools.partial):
-            function = function.func
-        elif hasattr(function, "__wrapped__"):
-            function = function.__wrapped__
-        elif isinstance(function, type):
-            return function.__init__
-        elif inspect.isroutine(function) or not callable(function):
-            return getattr(function, "__func__", function)
+    code: Any = inspect.unwrap(function)
+    while callable(code) and not inspect.isroutine(code):
+        is_class = isinstance(code, type)
+        if isinstance(code, functools.partial):
+            code = code.func
         else:
-            function = type(function).__call__
+            code = code.__init__ if is_class else type(code).__call__
+        code = inspect.unwrap(code)
+    plain: Callable[..., Any] = getattr(code, "__func__", code)
+    return plain
 
 
 def _is(hint: Any) -> bool:

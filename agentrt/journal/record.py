@@ -166,9 +166,10 @@ class ProgramRecord:
         # Compare objects, not numbers of nodes: a value that was read from the journal, such as the
         # state of a loop, may have replies with the numbers of an earlier process.
         renamed = self._renamed.get(id(value))
-        if renamed is None or renamed[0]() is not value:
+        reply = None if renamed is None else renamed[0]()
+        if renamed is None or reply is None or reply is not value:
             return value
-        return replace(value, node=renamed[1], run_id=renamed[2])
+        return replace(reply, node=renamed[1], run_id=renamed[2])
 
     def key_of(self, place: str) -> str:
         """Return the key of a node, which is the same for all attempts at the node."""

@@ -48,7 +48,7 @@ class Emitter(Protocol):
 
     async def human(
         self,
-        text: str,
+        text: str | Reply,
         form: AnswerForm,
         timeout: float | None,
         after: Iterable[Reply],
@@ -108,7 +108,7 @@ class ForwardingEmitter:
         return await self.inner.tools(*transports)
 
     async def human(
-        self, text: str, form: AnswerForm, timeout: float | None, after: Iterable[Reply]
+        self, text: str | Reply, form: AnswerForm, timeout: float | None, after: Iterable[Reply]
     ) -> Any:
         return await self.inner.human(text, form, timeout, after)
 

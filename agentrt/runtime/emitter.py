@@ -225,7 +225,7 @@ class LiveEmitter:
 
     async def human(
         self,
-        text: str,
+        text: str | Reply,
         form: AnswerForm,
         timeout: float | None,
         after: Iterable[Reply],
@@ -237,8 +237,8 @@ class LiveEmitter:
         ``key`` is the id of the question. A resumed program passes the id that people have already
         seen; with None, a new id is made. ``timeout`` is in seconds.
         """
-        text = str(text)  # of a reply
-        return await self.ask(self.own_scope(text), text, form, timeout, after, key)
+        question = str(text)
+        return await self.ask(self.own_scope(question), question, form, timeout, after, key)
 
     async def ask(
         self,

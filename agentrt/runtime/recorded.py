@@ -182,7 +182,7 @@ class Recorded:
         return [read_tool(tool, self._live.services.toolbox) for tool in kept]
 
     async def human(
-        self, text: str, form: AnswerForm, timeout: float | None, after: Iterable[Reply]
+        self, text: str | Reply, form: AnswerForm, timeout: float | None, after: Iterable[Reply]
     ) -> Any:
         # The question's text is content, so it must not become the node's name: names are also
         # recorded in a journal that stores no content.

@@ -286,8 +286,12 @@ async def test_objects_and_partial_functions_can_be_tools(
     assert made.spec.description.startswith(doc)
     assert made.spec.parameters["properties"]["spoons"]["type"] == "integer"
     assert "context" not in made.spec.parameters["properties"]
-    for each in (made, function):
-        result, started = await run(lambda ctx, each=each: ctx.tool(each, spoons=2))
+    for weigh in (made, function):
+
+        async def weighed(ctx: Context, weigh: Callable[..., Any] = weigh) -> Any:
+            return await ctx.tool(weigh, spoons=2)
+
+        result, started = await run(weighed)
         assert result == 10
         assert started.dag.node(0).interrupt.progress == Progress(1, 1, "weighed")
 

@@ -108,16 +108,17 @@ class _GraphEmitter(ForwardingEmitter):
         return self._tokens.of(self.inner.stream(request, after, put))
 
     async def human(
-        self, text: str, form: AnswerForm, timeout: float | None, after: Iterable[Reply]
+        self, text: str | Reply, form: AnswerForm, timeout: float | None, after: Iterable[Reply]
     ) -> Any:
-        payload: dict[str, Any] = {"question": text}
+        question = str(text)
+        payload: dict[str, Any] = {"question": question}
         if form.schema is not None:
             payload["schema"] = form.schema
         if timeout is not None:
             payload |= deadline_for(timeout, self._clock)
-        answer = await self._answer(payload if len(payload) > 1 else text)
+        answer = await self._answer(payload if len(payload) > 1 else question)
         if timeout is not None and answer == EXPIRED:
-            raise InterruptExpiredError(f"nobody answered within {timeout:g} s: {text!r}")
+            raise InterruptExpiredError(f"nobody answered within {timeout:g} s: {question!r}")
         # Without a schema, clients may answer with any JSON.
         return answer if form.schema is None else form.accept(answer)
 
