@@ -47,7 +47,7 @@ from agentrt.journal.schema import CANCELLED, FAILED, KINDS, LOST, OPEN, Rest
 from agentrt.program.results import Takes
 from agentrt.request import CallReport, CallSpec, Reply, ToolSpec
 from agentrt.request.tokens import CallTokens
-from agentrt.runtime.emitter import LiveContexts, LiveEmitter, LoopCheckpoint, node_of
+from agentrt.runtime.emitter import LiveContexts, LiveEmitter, LoopCheckpoint
 from agentrt.runtime.tokens import WRITING, TokenLog
 from agentrt.tracking.place import Place
 from agentrt.tracking.scope import Scope
@@ -524,7 +524,7 @@ class Recorded:
             before_report = value.report if isinstance(value, Reply) else CallReport()
             report = dataclasses.replace(before_report, steps=0, arrived_step=0, finished_step=0)
         text = None if error is None else f"{type(error).__name__}: {text_of(error)}"
-        scope, before = self._live.own_scope(node.start.name), [node_of(reply) for reply in after]
+        scope, before = self._live.own_scope(node.start.name), self._live.parents_of(after)
         made = self._live.registry.recall(
             self._live.run, scope, kind, node.label, before, report, text
         )

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from agentrt import Context
-from agentrt.errors import UsageError
+from agentrt.errors import ConfigError, UsageError
 from agentrt.program import Program
-from tests.journal.killing import World, ended, ends, killed, live, lived, recorded_in
+from tests.journal.killing import World, begins, ended, ends, killed, live, lived, recorded_in
 
 ROUNDS = 4
 
@@ -143,5 +144,30 @@ async def test_each_loop_has_its_own(tmp_path: Path) -> None:
             await loop(kept, 2)
         with pytest.raises(UsageError, match="for each loop"):
             kept(1)
+
+    assert (await lived(tmp_path / "j", code)).error is None
+
+
+async def test_calls_may_depend_on_replies_in_the_state(tmp_path: Path) -> None:
+    """Although the DAG of the resumed program lacks the calls that it leaves out."""
+
+    async def code(ctx: Context) -> list[str]:
+        checkpoint, said = ctx.checkpoint(), list[Any]()
+        while len(said := checkpoint(said)) < ROUNDS:
+            said = [*said, await ctx.llm(f"round {len(said)}", after=said)]
+            if len(said) == ROUNDS - 1:
+                await ctx.human("go on?", after=said)
+        return [str(reply) for reply in said]
+
+    await killed(tmp_path / "j", code, at=begins("human"))
+    run = await lived(tmp_path / "j", code)
+    assert (run.error, run.result) == (None, [f"said round {number}" for number in range(ROUNDS)])
+
+
+async def test_a_reply_without_a_node_is_refused(tmp_path: Path) -> None:
+    async def code(ctx: Context) -> None:
+        reply = await ctx.llm("tea")
+        with pytest.raises(ConfigError, match="after= has a reply without a node of this program"):
+            await ctx.llm("milk", after=[dataclasses.replace(reply, node=-1)])
 
     assert (await lived(tmp_path / "j", code)).error is None

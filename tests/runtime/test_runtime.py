@@ -387,3 +387,19 @@ async def test_only_programs_are_started(runtime: Runtime) -> None:
     for each in (undecorated, None):
         with pytest.raises(ConfigError, match="is not a program; decorate an async function with"):
             runtime.start(each)  # type: ignore[arg-type]
+
+
+async def test_a_reply_of_another_program_is_not_a_parent(runtime: Runtime) -> None:
+    @program
+    async def says(ctx: Context) -> Reply:
+        await ctx.llm("first")
+        return await ctx.llm("second")
+
+    other = await runtime.start(says).wait()
+
+    @program
+    async def main(ctx: Context) -> None:
+        await ctx.llm("x", after=[other])
+
+    with pytest.raises(ConfigError, match="after= has a reply without a node of this program"):
+        await runtime.start(main).wait()
