@@ -156,10 +156,41 @@ def _instance(value: Any, depth: int, substitute: Substitute) -> dict[str, Any]:
     if isinstance(value, BaseException):
         return _error(value, depth, substitute)
     if hasattr(value, "model_validate"):
-        return {"value": _written(value.model_dump(mode="json"), depth + 1, substitute)}
+        return {"value": _written(_model_data(value), depth + 1, substitute)}
     if isinstance(value, tuple) and hasattr(value, "_make"):
         return {"value": [_written(each, depth + 1, substitute) for each in value]}
     raise _UnclearError
+
+
+def _model_data(model: Any) -> Any:
+    """Return the JSON data of a pydantic model, in which each set has the same order in all
+    processes.
+    """
+    data = model.model_dump(mode="json")
+    try:
+        return _in_order(data, model)
+    except Exception:  # code of the model may raise any error
+        return data
+
+
+def _in_order(data: Any, value: Any) -> Any:
+    """Return the JSON data of ``value`` with sorted sets. Sets of numbers stay as they are, because
+    their order is the same in all processes, and the form of recorded requests must not change.
+    """
+    if isinstance(data, dict) and isinstance(value, dict) and len(data) == len(value):
+        pairs = zip(data.items(), value.values(), strict=True)
+        return {key: _in_order(item, part) for (key, item), part in pairs}
+    if isinstance(data, dict):
+        return {key: _in_order(item, getattr(value, key, None)) for key, item in data.items()}
+    is_set = isinstance(value, set | frozenset)
+    if not isinstance(data, list) or not (is_set or isinstance(value, list | tuple)):
+        return data
+    if len(data) != len(value):
+        return data
+    items = [_in_order(item, part) for item, part in zip(data, value, strict=True)]
+    if is_set and not all(isinstance(part, int | float) for part in value):
+        items.sort(key=lambda item: json.dumps(item, sort_keys=True))
+    return items
 
 
 def _error(error: BaseException, depth: int, substitute: Substitute) -> dict[str, Any]:

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -151,3 +155,35 @@ async def test_the_rows_say_which_nodes_came_before(tmp_path: Path) -> None:
     rows = dict(nodes(tmp_path / "j", "node, parents"))
     assert rows["0.0#0"] == rows["0.1#0"] == "0#0"
     assert rows["0#1"] == "0.0#0 0.1#0"
+
+
+SETS = """
+from pydantic import BaseModel
+from agentrt.journal.sketch import shown
+
+class Tag(BaseModel, frozen=True):
+    name: str
+
+class Search(BaseModel):
+    words: set[str]
+    tags: list[dict[str, frozenset[Tag]]]
+    numbers: set[int]
+
+tags = [{"any": frozenset(map(lambda name: Tag(name=name), "tea milk sugar".split()))}]
+print(shown([Search(words=set("tea milk sugar".split()), tags=tags, numbers={10, 9})]))
+"""
+
+
+@pytest.mark.parametrize("seed", ["1", "2", "3"])
+def test_the_sets_of_models_are_the_same_in_each_process(seed: str) -> None:
+    """The order of a set of texts depends on the process."""
+    environment = {**os.environ, "PYTHONHASHSEED": seed}
+    code = [sys.executable, "-c", SETS]
+    said = subprocess.run(code, env=environment, capture_output=True, text=True, check=True)
+    [search] = json.loads(said.stdout)
+    tags = [{"name": name} for name in ("milk", "sugar", "tea")]
+    assert search["value"] == {
+        "words": ["milk", "sugar", "tea"],
+        "tags": [{"any": tags}],
+        "numbers": [9, 10],
+    }
