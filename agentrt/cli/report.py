@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Sequence
 from typing import Any
 
 from rich.console import Console
 
-from agentrt.batch.plain import tidy
+from agentrt.batch.plain import as_json, tidy
 from agentrt.cli.engine_log import EngineLog
 from agentrt.cli.execute import CommandOutcome, Job
 from agentrt.cli.faults import FAILED, INTERRUPTED, branch_code, place_of, program_fault, summary
@@ -102,7 +101,7 @@ def _as_text(result: Any) -> str:
         text = getattr(result["messages"][-1], "text", "")
         if isinstance(text, str) and text:
             return str(text)
-    return json.dumps(tidy(result, replies_as_text=True), ensure_ascii=False)
+    return as_json(result)
 
 
 def _fault(run: Run, job: Job, log: EngineLog) -> str:

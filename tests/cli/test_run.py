@@ -187,6 +187,11 @@ def test_programs_that_sigterm_kept_from_starting_have_no_result(
     assert ("error: SIGTERM came before all programs had started" in ran.err) == bool(code)
 
 
+def test_a_result_for_people_is_standard_json(run_program: Run) -> None:
+    source = "@program\nasync def measures(ctx):\n    return {'é': [float('nan'), float('inf')]}\n"
+    assert run_program(source).out == '{"é": ["NaN", "Infinity"]}\n'
+
+
 def test_no_program_starts_after_sigterm(run_program: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """The signal comes while the dashboard starts, before the first program."""
 
