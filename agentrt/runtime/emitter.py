@@ -169,136 +169,6 @@ class LiveEmitter:
         """The emitter for the run's token contexts."""
         return LiveContexts(self)
 
-    async def make(
-        self,
-        spec: CallSpec,
-        scope: Scope,
-        after: Iterable[Reply],
-        *,
-        stream: bool,
-        name: str = "llm",
-        caller: RunCaller | None = None,
-        client: ClientCall | None = None,
-        probes: bool = False,
-    ) -> AsyncGenerator[Chunk, None]:
-        """Make a call and yield its chunks. The caller must read them outside the scope of any
-        program (`tracking.outside`).
-
-        The reply is added to the replies of ``caller``. ``client`` is set for a call that no task
-        of the run makes. A call with ``probes`` only reads log probabilities; its output is not
-        used.
-        """
-        over, loop = False, asyncio.get_running_loop()
-        replies = None if caller is None else caller.replies
-        spec, recorder = (spec, None) if probes else self._recorded(spec, scope, stream=stream)
-        try:
-            node, call = self._begin(spec, scope, name, after)
-            made = self.services.executor.generate(call, stream=stream)
-            try:
-                async with contextlib.aclosing(made) as chunks:
-                    if client is not None:
-                        self.services.client_calls.add(client)
-                        client.task = asyncio.current_task(loop)
-                    async for chunk in chunks:
-                        if client is not None:
-                            client.task = None
-                        if recorder is not None:
-                            await recorder.saw(chunk)
-                        if chunk.reply is not None:
-                            over = True
-                            self.registry.end_call(self.run, scope, node, chunk.reply.report)
-                            if client is None or replies is not None:
-                                chunk.reply = self._with_node(chunk.reply, node, replies)
-                        yield chunk
-                        if client is not None:
-                            if self.run.ended_at is not None and not over:
-                                # The run ended while nobody waited for the call's next chunk, so
-                                # there was no task to cancel.
-                                raise asyncio.CancelledError
-                            client.task = asyncio.current_task(loop)
-            except BaseException as error:
-                if not over:
-                    read = None if caller is None else caller.read
-                    await self._failed(call, scope, node, error, recorder, read)
-                raise
-        finally:
-            if client is not None:
-                self.services.client_calls.discard(client)
-                client.ended()
-
-    def _recorded(
-        self, spec: CallSpec, scope: Scope, *, stream: bool
-    ) -> tuple[CallSpec, _CallRecorder | None]:
-        """Return the recorder of a call's tokens, if they are recorded, and the call that it
-        needs.
-        """
-        if self.run.tokens is None or is_pooled(spec):
-            return spec, None
-        spec = dataclasses.replace(spec, with_logprobs=True)
-        executor = self.services.executor
-        return spec, _CallRecorder(self.run.tokens, scope, spec, executor, stream=stream)
-
-    def _begin(
-        self, spec: CallSpec, scope: Scope, name: str, after: Iterable[Reply]
-    ) -> tuple[Node, Call]:
-        info = self.services.executor.info
-        info.check_served(spec.model)
-        if spec.sampling is not None:
-            info.check_logits(spec.sampling.logits)
-        node = self.registry.begin_call(self.run, scope, name, self.parents_of(after))
-        if spec.seed is None and spec.temperature > 0:
-            spec = dataclasses.replace(spec, seed=self._draw_seed(node, scope))
-        return node, Call(identity_of(self.run, scope, node), spec)
-
-    def _draw_seed(self, node: Node, scope: Scope) -> int:
-        """Draw a random seed that depends only on the runtime's seed, the run's id and the node. A
-        fork draws the same seeds as the run from which it was forked.
-        """
-        place, where = scope.place, str(node.id)
-        # With a journal, the seed depends on the place in the code and not on the node's number.
-        # So a resumed program that makes the call again draws the same seed, even if the numbers
-        # of its nodes have changed.
-        if place is not None:
-            where, place.nodes = f"{place.path}#{place.nodes}", place.nodes + 1
-        program_id = self.run.draws_as or self.run.id
-        key = f"{self.services.seed}/{program_id}/{where}".encode()
-        # A hash takes a tenth of the time of seeding a random number generator.
-        return int.from_bytes(blake2b(key, digest_size=4).digest()) >> 1
-
-    def _with_node(self, reply: Reply, node: Node, replies: list[Reply] | None) -> Reply:
-        """Return a call's reply with the ids of its node and run, and add it to ``replies`` unless
-        ``replies`` is None.
-        """
-        reply = dataclasses.replace(reply, node=node.id, run_id=self.run.id)
-        if replies is not None:
-            replies.append(reply)
-        return reply
-
-    async def _failed(
-        self,
-        call: Call,
-        scope: Scope,
-        node: Node,
-        error: BaseException,
-        recorder: _CallRecorder | None,
-        read: int | None,
-    ) -> None:
-        """Handle the ``error`` that ended a call. ``read`` is the argument of `RunCaller.closed`;
-        None if it was not called.
-        """
-        report = CallReport()
-        if isinstance(error, Exception):
-            self.registry.end_call(self.run, scope, node, report, error=error)
-            return
-        try:  # the call must end in the registry even if the task is cancelled a second time
-            report = await self.services.executor.aborted(call.call_id)
-        finally:
-            try:
-                if recorder is not None and (isinstance(error, GeneratorExit) or read is not None):
-                    await recorder.closed(report, read)
-            finally:
-                self.registry.end_call(self.run, scope, node, report, cancelled=True)
-
     # -- outside the engine ------------------------------------------------------------
 
     async def tool(
@@ -554,7 +424,7 @@ class RunCaller(Caller):
         info.check_served(spec.model)
         if spec.sampling is not None:
             info.check_logits(spec.sampling.logits)
-        parents = map(node_of, self.after)
+        parents = self.emitter.parents_of(self.after)
         node = emitter.registry.begin_call(emitter.run, self.scope, self.name, parents)
         if spec.seed is None and spec.temperature > 0:
             spec = dataclasses.replace(spec, seed=self._draw_seed(node))
