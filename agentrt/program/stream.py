@@ -36,7 +36,9 @@ class ReplyStream(AsyncIterator[str]):
     """A reply while the model writes it. Iterate over the stream to get the text of the answer (of
     several answers, the first), or over `deltas` to get all pieces.
 
-    After the end of the stream, `reply` is the complete reply. Closing the stream aborts the call.
+    After the end of the stream, `reply` is the complete reply. Closing the stream aborts the call;
+    an ``async with`` block closes it at its end. Without such a block, a ``break`` does not close
+    the stream, and the call runs on until Python frees the stream or the program ends.
     """
 
     def __init__(self, pieces: Pieces, complete: Callable[[Reply], None] | None = None) -> None:
@@ -67,6 +69,12 @@ class ReplyStream(AsyncIterator[str]):
     async def aclose(self) -> None:
         """Close the stream, which aborts the call."""
         await self._deltas.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self.aclose()
 
     async def _read(self, pieces: Pieces) -> AsyncGenerator[Delta, None]:
         async with aclosing(pieces(self._ended)) as chunks:

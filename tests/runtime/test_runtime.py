@@ -305,6 +305,18 @@ async def test_streaming_gives_the_text_in_pieces(runtime: Runtime) -> None:
     assert run.dag.node(0).state is NodeState.DONE
 
 
+async def test_a_stream_that_is_left_early_aborts_its_call(runtime: Runtime) -> None:
+    @program
+    async def streamed(ctx: Context) -> list[NodeState]:
+        async with ctx.llm("x", stream=True) as pieces:
+            async for _ in pieces:
+                break
+        return [run.dag.node(0).state]
+
+    run = runtime.start(streamed)
+    assert await run.wait() == [NodeState.CANCELLED]
+
+
 async def test_after_names_a_parent_that_asyncio_cannot_show(runtime: Runtime) -> None:
     @program
     async def queued(ctx: Context) -> None:
