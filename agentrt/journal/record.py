@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import uuid
 import weakref
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
@@ -40,7 +41,7 @@ from agentrt.journal.schema import (
     StartRow,
     unparked,
 )
-from agentrt.journal.sketch import difference, digest_of, shown
+from agentrt.journal.sketch import difference, digest_of, is_like, shown
 from agentrt.moments import moment
 from agentrt.request import Reply
 from agentrt.steady import SteadyClock
@@ -205,8 +206,11 @@ class ProgramRecord:
         past = self.past.take(place)
         self.order.entered(place)
         if past is not None and past.start.digest != digest:
-            self._diverge(at, number, past, f"{kind} {name}", request)
-            past = None
+            if encoded is None and _differs_in_replies_only(past, kind, name, request):
+                text, digest = past.start.request, past.start.digest
+            else:
+                self._diverge(at, number, past, f"{kind} {name}", request)
+                past = None
         name = _plain(name)
         start = StartRow(
             self.id,
@@ -568,6 +572,27 @@ class ProgramRecord:
                 f"cannot be read back: {error}; restore the classes that the program had then"
             )
             raise self.diverged from error
+
+
+def _differs_in_replies_only(past: PastNode, kind: str, name: str, request: Any) -> bool:
+    """Return whether a node of the code, with its ``request``, differs from the recorded node only
+    in the nodes and runs that its replies name.
+
+    `ProgramRecord.answered_as` does not know all of these replies: a reply may be part of a
+    tool's recorded result. And journals of earlier versions have the numbers that the recalled
+    replies had in the process that recorded the request.
+    """
+    start = past.start
+    if (start.kind, start.name) != (kind, _plain(name)) or not past.request_text:
+        return False
+    unknown: Any = f"any {uuid.uuid4().hex}"
+
+    def without_node(value: Any) -> Any:
+        is_reply = isinstance(value, Reply)
+        return replace(value, node=unknown, run_id=unknown) if is_reply else value
+
+    text = shown(request, without_node)
+    return unknown in text and is_like(past.request_text, text, unknown)
 
 
 def _plain(text: str) -> str:

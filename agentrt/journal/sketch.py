@@ -247,6 +247,26 @@ def _first(before: Any, after: Any, where: str) -> tuple[str, Any, Any]:
     return where, before, after
 
 
+def is_like(recorded: str, request: str, unknown: str) -> bool:
+    """Return whether two JSON texts are equal, apart from the fields whose value in ``request`` is
+    the text ``unknown``. ``recorded`` may have any value for such a field, or lack it.
+    """
+    return _is_like(json.loads(recorded), json.loads(request), unknown)
+
+
+def _is_like(before: Any, after: Any, unknown: str) -> bool:
+    if isinstance(before, dict) and isinstance(after, dict):
+        known = {key: item for key, item in after.items() if item != unknown}
+        rest = {key: item for key, item in before.items() if after.get(key) != unknown}
+        return known.keys() == rest.keys() and all(
+            _is_like(rest[key], item, unknown) for key, item in known.items()
+        )
+    if isinstance(before, list) and isinstance(after, list):
+        pairs = zip(before, after, strict=False)
+        return len(before) == len(after) and all(_is_like(*pair, unknown) for pair in pairs)
+    return bool(before == after)
+
+
 def _short(value: Any) -> str:
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     return repr(text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…")

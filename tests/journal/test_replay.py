@@ -668,6 +668,30 @@ async def test_replies_in_other_requests_are_those_that_were_recorded(tmp_path: 
     assert (run.error, run.result) == (None, [9, 9, "yes"])
 
 
+async def _passes_a_tools_reply(ctx: Context) -> Any:
+    has_said = asyncio.Event()
+    waiting = asyncio.create_task(ctx.tool(has_said.wait))
+    await asyncio.sleep(0)
+    reply = await ctx.llm("tea")
+    has_said.set()
+    await waiting
+    await ctx.sleep(0)
+    same = await ctx.tool(lambda: reply)
+    length = await ctx.tool(_length, same, [same])
+    return length, await ctx.human("go on?")
+
+
+async def test_a_reply_that_a_tool_has_returned_may_name_another_node(tmp_path: Path) -> None:
+    """The tool's result has the number that the reply had in the process that ran the tool, and the
+    request of the next tool has the number that the call had in the process before.
+    """
+    path = tmp_path / "j"
+    await killed(path, _passes_a_tools_reply, at=begins("sleep"))
+    await killed(path, _passes_a_tools_reply, at=begins("human"))
+    run = await lived(path, _passes_a_tools_reply)
+    assert (run.error, run.result) == (None, (9, "yes"))
+
+
 async def test_a_fork_passes_on_the_replies_of_the_recorded_run(tmp_path: Path) -> None:
     """Although it has an id of its own."""
     path = tmp_path / "j"
