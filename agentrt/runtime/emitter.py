@@ -93,14 +93,16 @@ class LiveEmitter:
         that is not the reply of a call of this run.
 
         A resumed program may have replies that were recorded by an earlier process, for example in
-        the state of a loop. If the DAG of this process lacks the node of such a reply, the reply is
-        left out, because its call ended long ago.
+        the state of a loop. If the DAG of this process has no ended node with the number of such a
+        reply, the reply is left out, because its call ended long ago.
         """
-        parents = list[int]()
-        for reply in after:
+        parents, dag = list[int](), self.run.dag
+        for reply in _replies_in(after):
             if not isinstance(reply, Reply):
                 raise ConfigError(f"after= takes a list of replies, but it has {reply!r:.80}")
-            if 0 <= reply.node < len(self.run.dag):
+            # The node of a reply of this process has ended. The same number in a reply of another
+            # process or program may be that of a node that is still open.
+            if 0 <= reply.node < len(dag) and dag.node(reply.node).state.ended:
                 parents.append(reply.node)
             elif reply.node < 0 or self.run.record is None:
                 raise ConfigError(
@@ -112,14 +114,14 @@ class LiveEmitter:
     # -- chats -------------------------------------------------------------------------
 
     async def call(self, request: Request, after: Iterable[Reply]) -> Reply:
-        caller = RunCaller(self, self.scope_on_loop("llm"), tuple(after))
+        caller = RunCaller(self, self.scope_on_loop("llm"), _replies_in(after))
         answer = await self.chat(request, caller)
         return caller.with_report(reply_of(answer, as_json="response_format" in request))
 
     async def stream(
         self, request: Request, after: Iterable[Reply], put: Callable[[Reply], None]
     ) -> AsyncIterator[Answer]:
-        caller = RunCaller(self, self.scope_on_loop("llm"), tuple(after))
+        caller = RunCaller(self, self.scope_on_loop("llm"), _replies_in(after))
         whole = StreamedAnswer()
         made = self.chat_stream(request, caller)
         self.run.streams.add(made)
@@ -709,6 +711,17 @@ class _Observer:
         finally:
             with self._registry.lock:
                 self._scope.join(fork)
+
+
+def _replies_in(after: Any) -> tuple[Any, ...]:
+    """Return the items of the argument ``after``, which may be an iterator. Raises `ConfigError`
+    for a value that has no items, such as a single reply.
+    """
+    if not isinstance(after, Iterable):
+        raise ConfigError(
+            f"after= takes a list of replies, got {after!r:.80}; put a single reply into a list"
+        )
+    return tuple(after)
 
 
 async def _next_outside(items: AsyncGenerator[T, None]) -> T | None:

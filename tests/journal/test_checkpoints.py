@@ -164,6 +164,27 @@ async def test_calls_may_depend_on_replies_in_the_state(tmp_path: Path) -> None:
     assert (run.error, run.result) == (None, [f"said round {number}" for number in range(ROUNDS)])
 
 
+async def test_a_node_that_is_open_is_not_the_node_of_a_reply_in_the_state(tmp_path: Path) -> None:
+    """Although the resumed program has given it the number that the reply names."""
+
+    async def code(ctx: Context) -> list[str]:
+        checkpoint, said = ctx.checkpoint(), list[Any]()
+        while len(said := checkpoint(said)) < ROUNDS:
+            has_said = asyncio.Event()
+            open_tools = [asyncio.create_task(ctx.tool(has_said.wait)) for _ in range(2 * ROUNDS)]
+            await asyncio.sleep(0)
+            said = [*said, await ctx.llm(f"round {len(said)}", after=said)]
+            has_said.set()
+            await asyncio.gather(*open_tools)
+            if len(said) == ROUNDS - 1:
+                await ctx.human("go on?")
+        return [str(reply) for reply in said]
+
+    await killed(tmp_path / "j", code, at=begins("human"))
+    run = await lived(tmp_path / "j", code)
+    assert (run.error, run.result) == (None, [f"said round {number}" for number in range(ROUNDS)])
+
+
 async def test_a_reply_without_a_node_is_refused(tmp_path: Path) -> None:
     async def code(ctx: Context) -> None:
         reply = await ctx.llm("tea")

@@ -37,6 +37,10 @@ class Opaque:
         ({"ask": {"role": "user", "content": "Tell."}}, "must be a list of messages, got the mess"),
         ({"model": 5}, "model must be the name of a model, got 5"),
         ({"after": ["Tell."]}, "after= takes a list of replies, but it has 'Tell.'"),
+        (
+            {"after": Reply("Told.")},
+            "a list of replies, got 'Told.'; put a single reply into a list",
+        ),
     ],
 )
 async def test_a_wrong_option_of_a_call_is_named_with_its_value(
@@ -98,6 +102,7 @@ def measure() -> int:
         (lambda ctx: ctx.tool(None), "None cannot be called as a tool; pass a function"),
         (lambda ctx: ctx.tool(measure, timeout="3"), "a tool's timeout must be a number, got '3'"),
         (lambda ctx: ctx.tool(measure, after=[3]), "after= takes a list of replies, but it has 3"),
+        (lambda ctx: ctx.tool(measure, after=3), "after= takes a list of replies, got 3; put"),
     ],
 )
 async def test_a_wrong_argument_of_another_operation_is_named_with_its_value(
