@@ -350,12 +350,15 @@ class Runtime:
         that learns. It may be in any unit, but in the same unit for all programs of one type. With
         a journal, ``durable`` has the settings of the record; with None, the program is not
         recorded. With ``tokens``, the tokens of the program's calls are recorded in `Run.tokens`.
-        Raises `ConfigError` for anything else than a program.
+        Raises `ConfigError` for anything else than a program, and `RuntimeError` if no event loop
+        is running.
         """
         if not isinstance(program, Program):
             raise ConfigError(
                 f"{program!r:.80} is not a program; decorate an async function with @program"
             )
+        # Without a running loop, asyncio would make a task that might never run.
+        loop = asyncio.get_running_loop()
         record = durable or Durable()
         run = self.registry.open(
             program.name,
@@ -370,7 +373,7 @@ class Runtime:
         run.first_words = first_words(input)
         scope = Scope(owner=run, frontier=Frontier(), path=program.name)
         work = self._run(run, program, input, durable)
-        run.task = tracking.TrackedTask(work, scope=scope, name=run.id)
+        run.task = tracking.TrackedTask(work, scope=scope, loop=loop, name=run.id)
         run.task.add_done_callback(functools.partial(self._close_unbegun, run))
         return run
 

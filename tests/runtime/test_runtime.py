@@ -401,6 +401,24 @@ async def test_only_programs_are_started(runtime: Runtime) -> None:
             runtime.start(each)  # type: ignore[arg-type]
 
 
+def test_no_program_is_started_without_a_running_event_loop() -> None:
+    """Although asyncio would make a task on the current event loop."""
+
+    @program
+    async def main(ctx: Context) -> None: ...
+
+    loop = asyncio.new_event_loop()
+    asyncio.set_event_loop(loop)
+    runtime = Runtime(ScriptedExecutor())
+    try:
+        with pytest.raises(RuntimeError, match="no running event loop"):
+            runtime.start(main)
+        assert not runtime.runs
+    finally:
+        asyncio.set_event_loop(None)
+        loop.close()
+
+
 async def test_a_reply_of_another_program_is_not_a_parent(runtime: Runtime) -> None:
     @program
     async def says(ctx: Context) -> Reply:
