@@ -36,14 +36,18 @@ class ToolContext(Protocol):
 
 def context_parameter(function: Callable[..., Any]) -> str | None:
     """Return the name of a function's parameter for the `ToolContext`; None if the function has no
-    such parameter.
+    such parameter, or if a `functools.partial` has a value for it.
 
     Models do not see this parameter.
     """
     hints = getattr(function, "__annotations__", None)
     if hints is None:
         hints = getattr(code_of(function), "__annotations__", {})
-    return next((name for name, hint in hints.items() if name != "return" and _is(hint)), None)
+    name = next((name for name, hint in hints.items() if name != "return" and _is(hint)), None)
+    if name is None or not isinstance(function, functools.partial):
+        return name
+    is_open = name in inspect.signature(function).parameters and name not in function.keywords
+    return name if is_open else None
 
 
 def code_of(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -296,6 +296,17 @@ async def test_objects_and_partial_functions_can_be_tools(
         assert started.dag.node(0).interrupt.progress == Progress(1, 1, "weighed")
 
 
+async def test_a_partial_function_may_have_a_context_of_its_own() -> None:
+    def look(context: ToolContext, spoons: int) -> tuple[Any, int]:
+        return context, spoons
+
+    own: Any = "own"
+    for each in (functools.partial(look, own), functools.partial(look, context=own)):
+        result, _ = await run(lambda ctx, each=each: ctx.tool(each, spoons=2))
+        assert result == (own, 2)
+    assert tool(functools.partial(look, own)).checked({"spoons": 2}) == {"spoons": 2}
+
+
 def test_a_class_takes_the_types_of_its_constructor() -> None:
     assert tool(Scale).checked({"grams": "3"}) == {"grams": 3}
 
