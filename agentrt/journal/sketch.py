@@ -37,6 +37,7 @@ module.
 """
 
 
+_STEADY = (int, float, decimal.Decimal, uuid.UUID, datetime.timedelta)
 Substitute = Callable[[Any], Any]
 
 
@@ -174,8 +175,8 @@ def _model_data(model: Any) -> Any:
 
 
 def _in_order(data: Any, value: Any) -> Any:
-    """Return the JSON data of ``value`` with sorted sets. Sets of numbers stay as they are, because
-    their order is the same in all processes, and the form of recorded requests must not change.
+    """Return the JSON data of ``value`` with sorted sets. Sets whose order is the same in all
+    processes stay as they are, because the form of recorded requests must not change.
     """
     if isinstance(data, dict) and isinstance(value, dict) and len(data) == len(value):
         pairs = zip(data.items(), value.values(), strict=True)
@@ -188,9 +189,21 @@ def _in_order(data: Any, value: Any) -> Any:
     if len(data) != len(value):
         return data
     items = [_in_order(item, part) for item, part in zip(data, value, strict=True)]
-    if is_set and not all(isinstance(part, int | float) for part in value):
-        items.sort(key=lambda item: json.dumps(item, sort_keys=True))
+    if is_set and not _is_steady(value):
+        # Sort texts as they are: a model may itself write them sorted, so that its sets already had
+        # the same order in all processes.
+        are_texts = all(isinstance(item, str) for item in items)
+        items.sort(key=None if are_texts else lambda item: json.dumps(item, sort_keys=True))
     return items
+
+
+def _is_steady(value: Any) -> bool:
+    """Return whether the hash of ``value`` is the same in all processes, so that sets of such
+    values have the same order.
+    """
+    if isinstance(value, tuple | set | frozenset):
+        return all(map(_is_steady, value))
+    return isinstance(value, _STEADY)
 
 
 def _error(error: BaseException, depth: int, substitute: Substitute) -> dict[str, Any]:
