@@ -82,6 +82,11 @@ class Tool:
         schema: ToolSchema | None = None,
         remote: str | None = None,
     ) -> None:
+        if function is not None:
+            # Before the tool's own attributes are set, because a function may have attributes of
+            # the same names. Those of objects and classes could also hide the tool's methods.
+            copied = functools.WRAPPER_UPDATES if inspect.isroutine(function) else ()
+            functools.update_wrapper(self, function, updated=copied)
         self.name = name
         self.remote = name if remote is None else remote
         self.schema = schema
@@ -96,8 +101,6 @@ class Tool:
         """Seconds that `Toolbox.find` took to find the tool. The timeout of the first attempt
         includes this time.
         """
-        if function is not None:
-            functools.update_wrapper(self, function)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the function directly. Raises `ConfigError` for a tool outside this process."""
@@ -317,7 +320,9 @@ def _is_importable(function: Callable[..., Any]) -> bool:
 
 
 def as_tool(function: Callable[..., Any] | Tool) -> Tool:
-    """Return a `Tool` unchanged; turn a plain function into a tool without a schema."""
+    """Return a `Tool` unchanged; turn a plain function into a tool without a schema. An object with
+    an attribute ``name`` has this name.
+    """
     if isinstance(function, Tool):
         return function
     if not callable(function):
@@ -325,4 +330,5 @@ def as_tool(function: Callable[..., Any] | Tool) -> Tool:
             f"{function!r:.80} cannot be called as a tool; pass a function, a Tool or the name of "
             "a tool"
         )
-    return Tool(name_of(function), function=function)
+    name = getattr(function, "__dict__", {}).get("name")
+    return Tool(name if isinstance(name, str) else name_of(function), function=function)

@@ -296,6 +296,25 @@ async def test_objects_and_partial_functions_can_be_tools(
         assert started.dag.node(0).interrupt.progress == Progress(1, 1, "weighed")
 
 
+class Search:
+    """Search the shop."""
+
+    def __init__(self) -> None:
+        self.name, self.options, self.spec, self.checked = "shop", {"most": 3}, None, False
+
+    def __call__(self, word: str) -> str:
+        return word.upper()
+
+
+async def test_an_object_may_have_attributes_that_tools_have_too() -> None:
+    made = tool(Search())
+    assert made.spec is not None
+    assert made.name == made.spec.name == "Search"
+    for each, name in ((made, "Search"), (Search(), "shop")):
+        result, started = await run(lambda ctx, each=each: ctx.tool(each, word="tea"))
+        assert (result, started.dag.node(0).name) == ("TEA", name)
+
+
 async def test_a_partial_function_may_have_a_context_of_its_own() -> None:
     def look(context: ToolContext, spoons: int) -> tuple[Any, int]:
         return context, spoons
