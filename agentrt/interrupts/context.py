@@ -40,9 +40,9 @@ def context_parameter(function: Callable[..., Any]) -> str | None:
 
     Models do not see this parameter.
     """
-    hints = getattr(function, "__annotations__", None)
-    if hints is None:
-        hints = getattr(code_of(function), "__annotations__", {})
+    # The annotations of an object or a class are those of the class's attributes.
+    code = function if inspect.isroutine(function) else code_of(function)
+    hints = getattr(code, "__annotations__", None) or {}
     name = next((name for name, hint in hints.items() if name != "return" and _is(hint)), None)
     if name is None or not isinstance(function, functools.partial):
         return name

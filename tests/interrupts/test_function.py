@@ -6,6 +6,7 @@ import asyncio
 import functools
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass
 from enum import Enum
 from typing import Annotated, Any
 
@@ -268,6 +269,15 @@ class Scale:
         return self.grams * spoons
 
 
+@dataclass
+class AnnotatedScale:
+    """Weighs."""
+
+    grams: int
+
+    __call__ = Scale.__call__
+
+
 def _weigh(spoons: int, grams: int, context: ToolContext) -> int:
     """Weigh spoons."""
     return Scale(grams)(spoons, context)
@@ -275,7 +285,11 @@ def _weigh(spoons: int, grams: int, context: ToolContext) -> int:
 
 @pytest.mark.parametrize(
     ("function", "name", "doc"),
-    [(Scale(5), "Scale", "Weighs."), (functools.partial(_weigh, grams=5), "_weigh", "Weigh spo")],
+    [
+        (Scale(5), "Scale", "Weighs."),
+        (AnnotatedScale(5), "AnnotatedScale", "Weighs."),
+        (functools.partial(_weigh, grams=5), "_weigh", "Weigh spo"),
+    ],
 )
 async def test_objects_and_partial_functions_can_be_tools(
     function: Callable[..., Any], name: str, doc: str
