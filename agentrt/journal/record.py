@@ -10,7 +10,7 @@ import logging
 import uuid
 import weakref
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from agentrt.errors import (
@@ -44,6 +44,7 @@ from agentrt.journal.schema import (
 from agentrt.journal.sketch import difference, digest_of, is_like, shown
 from agentrt.moments import moment
 from agentrt.request import Reply
+from agentrt.request.text import ReadsAsText
 from agentrt.steady import SteadyClock
 
 if TYPE_CHECKING:
@@ -588,8 +589,11 @@ def _differs_in_replies_only(past: PastNode, kind: str, name: str, request: Any)
     unknown: Any = f"any {uuid.uuid4().hex}"
 
     def without_node(value: Any) -> Any:
-        is_reply = isinstance(value, Reply)
-        return replace(value, node=unknown, run_id=unknown) if is_reply else value
+        if not isinstance(value, ReadsAsText):  # a reply, or a completion of a token context
+            return value
+        reply: Any = value
+        names = {field.name for field in fields(reply)} & {"node", "run_id"}
+        return replace(reply, **dict.fromkeys(names, unknown))
 
     text = shown(request, without_node)
     return unknown in text and is_like(past.request_text, text, unknown)

@@ -89,8 +89,8 @@ class LiveEmitter:
         return scope
 
     def parents_of(self, after: Iterable[Reply]) -> list[int]:
-        """Return the ids of the nodes of the replies in ``after``. Raises `ConfigError` for a value
-        that is not the reply of a call of this run.
+        """Return the ids of the nodes of the replies and completions in ``after``. Raises
+        `ConfigError` for a value that is not the reply of a call of this run.
 
         A resumed program may have replies that were recorded by an earlier process, for example in
         the state of a loop. If the DAG of this process has no ended node with the number of such a
@@ -98,13 +98,14 @@ class LiveEmitter:
         """
         parents, dag = list[int](), self.run.dag
         for reply in _replies_in(after):
-            if not isinstance(reply, Reply):
+            number = getattr(reply, "node", None)  # completions of token contexts have it, too
+            if not isinstance(number, int):
                 raise ConfigError(f"after= takes a list of replies, but it has {reply!r:.80}")
             # The node of a reply of this process has ended. The same number in a reply of another
             # process or program may be that of a node that is still open.
-            if 0 <= reply.node < len(dag) and dag.node(reply.node).state.ended:
-                parents.append(reply.node)
-            elif reply.node < 0 or self.run.record is None:
+            if 0 <= number < len(dag) and dag.node(number).state.ended:
+                parents.append(number)
+            elif number < 0 or self.run.record is None:
                 raise ConfigError(
                     "after= has a reply without a node of this program; pass replies of this "
                     "program's calls"

@@ -669,16 +669,16 @@ async def test_replies_in_other_requests_are_those_that_were_recorded(tmp_path: 
 
 
 async def _passes_a_tools_reply(ctx: Context) -> Any:
-    has_said = asyncio.Event()
+    context, has_said = await ctx.context("once"), asyncio.Event()
     waiting = asyncio.create_task(ctx.tool(has_said.wait))
     await asyncio.sleep(0)
-    reply = await ctx.llm("tea")
+    reply, completion = await ctx.llm("tea"), await context.generate(3)
     has_said.set()
     await waiting
     await ctx.sleep(0)
     same = await ctx.tool(lambda: reply)
-    length = await ctx.tool(_length, same, [same])
-    return length, await ctx.human("go on?")
+    length = await ctx.tool(_length, same, [same], after=[completion])
+    return length, await ctx.tool(lambda said: str(said), completion), await ctx.human("go on?")
 
 
 async def test_a_reply_that_a_tool_has_returned_may_name_another_node(tmp_path: Path) -> None:
@@ -689,7 +689,7 @@ async def test_a_reply_that_a_tool_has_returned_may_name_another_node(tmp_path: 
     await killed(path, _passes_a_tools_reply, at=begins("sleep"))
     await killed(path, _passes_a_tools_reply, at=begins("human"))
     run = await lived(path, _passes_a_tools_reply)
-    assert (run.error, run.result) == (None, (9, "yes"))
+    assert (run.error, run.result) == (None, (9, "efg", "yes"))
 
 
 async def test_a_fork_passes_on_the_replies_of_the_recorded_run(tmp_path: Path) -> None:
