@@ -233,6 +233,14 @@ def _name_of(kind: type[Any]) -> str:
 _LONGEST = 160
 
 
+def text_of_question(request: Mapping[str, Any]) -> str:
+    """Return the text of a recorded question. A question that was a reply is recorded with all
+    fields of the reply.
+    """
+    question = request["question"]
+    return str(question["text"] if isinstance(question, Mapping) else question)
+
+
 def difference(recorded: str, request: str) -> str:
     """Return a text about the first place at which two JSON texts differ, with both values. If
     ``recorded`` is "", the text says that the recorded request was not stored.

@@ -12,6 +12,7 @@ from agentrt.journal.analysis.reading import REPLY, History
 from agentrt.journal.codec import loads
 from agentrt.journal.past import PastNode
 from agentrt.journal.schema import FAILED, KINDS
+from agentrt.journal.sketch import text_of_question
 
 _SHORT = 40
 _JSON = ("input", "options", "asked", "outcome", "account")
@@ -56,8 +57,10 @@ def question_of(node: PastNode, *, whole: bool = False) -> str:
             request = messages[-1].get("content")
         elif "prompt_token_ids" in request:
             request = f"{len(request['prompt_token_ids'])} tokens"
+        elif "question" in request:
+            request = text_of_question(request)
         else:
-            request = request.get("arguments", request.get("question", request))
+            request = request.get("arguments", request)
     return _as_text(request)
 
 

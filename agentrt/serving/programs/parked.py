@@ -18,6 +18,7 @@ from agentrt.journal import Journal
 from agentrt.journal.codec import UnkeptError
 from agentrt.journal.journal import ParkedQuestion, Waits
 from agentrt.journal.schema import RecordedProgram
+from agentrt.journal.sketch import text_of_question
 from agentrt.runtime.run import Run
 from agentrt.scheduler.table import ProgramState, last_heard
 from agentrt.serving.programs.left import LeftRun, left_run
@@ -322,7 +323,7 @@ def _question_view(question: ParkedQuestion, clock: SteadyClock) -> QuestionView
     content = json.loads(question.request)
     return QuestionView(
         question.id,
-        content["question"],
+        text_of_question(content),
         question.type,
         question.tenant,
         AnswerForm(content["schema"]),

@@ -135,6 +135,19 @@ async def test_code_that_catches_the_parking_has_not_ended(tmp_path: Path) -> No
         assert await local.done(run) == "yes"
 
 
+async def test_the_question_of_a_parked_program_may_be_a_reply(tmp_path: Path) -> None:
+    async def code(ctx: Context) -> str:
+        return str(await ctx.human(await ctx.llm("tea")))
+
+    async with served(tmp_path / "j", of(code)) as local:
+        run = await local.started("main")
+        [question] = (await local.until(run, lambda run: run["questions"]))["questions"]
+        [parked] = (await local.parked(run))["questions"]
+        assert parked["question"] == question["question"]
+        await local.answer(parked, "yes")
+        assert await local.done(run) == "yes"
+
+
 async def test_an_answer_to_a_program_that_is_being_parked(tmp_path: Path) -> None:
     """The answer waits until no code of the program runs; clients see the run as parked."""
     leaves, may_leave = asyncio.Event(), asyncio.Event()
