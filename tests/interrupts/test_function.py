@@ -324,7 +324,8 @@ async def test_an_object_may_have_attributes_that_tools_have_too() -> None:
     made = tool(Search())
     assert made.spec is not None
     assert made.name == made.spec.name == "Search"
-    for each, name in ((made, "Search"), (Search(), "shop")):
+    cases: list[tuple[Any, str]] = [(made, "Search"), (Search(), "shop")]
+    for each, name in cases:
         result, started = await run(lambda ctx, each=each: ctx.tool(each, word="tea"))
         assert (result, started.dag.node(0).name) == ("TEA", name)
 
@@ -334,7 +335,8 @@ async def test_a_partial_function_may_have_a_context_of_its_own() -> None:
         return context, spoons
 
     own: Any = "own"
-    for each in (functools.partial(look, own), functools.partial(look, context=own)):
+    functions: list[Any] = [functools.partial(look, own), functools.partial(look, context=own)]
+    for each in functions:
         result, _ = await run(lambda ctx, each=each: ctx.tool(each, spoons=2))
         assert result == (own, 2)
     assert tool(functools.partial(look, own)).checked({"spoons": 2}) == {"spoons": 2}

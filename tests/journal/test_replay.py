@@ -672,7 +672,8 @@ async def _passes_a_tools_reply(ctx: Context) -> Any:
     context, has_said = await ctx.context("once"), asyncio.Event()
     waiting = asyncio.create_task(ctx.tool(has_said.wait))
     await asyncio.sleep(0)
-    reply, completion = await ctx.llm("tea"), await context.generate(3)
+    reply = await ctx.llm("tea")
+    completion: Any = await context.generate(3)
     has_said.set()
     await waiting
     await ctx.sleep(0)
