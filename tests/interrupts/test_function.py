@@ -310,6 +310,10 @@ async def test_objects_and_partial_functions_can_be_tools(
         assert started.dag.node(0).interrupt.progress == Progress(1, 1, "weighed")
 
 
+def _calls(function: Callable[..., Any], **arguments: Any) -> Callable[[Context], Any]:
+    return lambda ctx: ctx.tool(function, **arguments)
+
+
 class Search:
     """Search the shop."""
 
@@ -324,9 +328,9 @@ async def test_an_object_may_have_attributes_that_tools_have_too() -> None:
     made = tool(Search())
     assert made.spec is not None
     assert made.name == made.spec.name == "Search"
-    cases: list[tuple[Any, str]] = [(made, "Search"), (Search(), "shop")]
+    cases: list[tuple[Callable[..., Any], str]] = [(made, "Search"), (Search(), "shop")]
     for each, name in cases:
-        result, started = await run(lambda ctx, each=each: ctx.tool(each, word="tea"))
+        result, started = await run(_calls(each, word="tea"))
         assert (result, started.dag.node(0).name) == ("TEA", name)
 
 
@@ -335,9 +339,12 @@ async def test_a_partial_function_may_have_a_context_of_its_own() -> None:
         return context, spoons
 
     own: Any = "own"
-    functions: list[Any] = [functools.partial(look, own), functools.partial(look, context=own)]
+    functions: list[Callable[..., Any]] = [
+        functools.partial(look, own),
+        functools.partial(look, context=own),
+    ]
     for each in functions:
-        result, _ = await run(lambda ctx, each=each: ctx.tool(each, spoons=2))
+        result, _ = await run(_calls(each, spoons=2))
         assert result == (own, 2)
     assert tool(functools.partial(look, own)).checked({"spoons": 2}) == {"spoons": 2}
 
