@@ -22,7 +22,7 @@ from vllm.v1.core.kv_cache_utils import (
 from agentrt.executors.vllm._compat.requests import Request, extra_args
 
 if TYPE_CHECKING:
-    from agentrt.executors.vllm._compat.scheduling import Scheduler
+    from vllm.v1.core.sched.scheduler import Scheduler
 
 
 def caches_prefixes(scheduler: Scheduler) -> bool:
