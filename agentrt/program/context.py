@@ -38,6 +38,12 @@ from agentrt.tracking import enter_node
 
 P = ParamSpec("P")
 T = TypeVar("T")
+IS_NODE = "__agentrt_node__"
+"""The attribute that marks node functions. Decorators that use `functools.wraps` keep it."""
+SPAWNED = "__agentrt_spawned__"
+"""The attribute in which a program has its function. Unlike the program, the function takes further
+arguments.
+"""
 _UNSET: Any = object()
 _LOG = logging.getLogger(__name__)
 
@@ -374,14 +380,11 @@ class Context:
         """Start ``function(ctx, …)`` in a new task, and return the task without waiting for it. The
         DAG shows the calls and tools in the function's code under the function's name.
         """
-        from agentrt.program.definition import Program, is_node  # imports this module
-
         name = name_of(function)
-        # The function of a program, unlike the program, takes further arguments.
-        code = function.function if isinstance(function, Program) else function
+        code = getattr(function, SPAWNED, function)
 
         async def run() -> T:
-            with nullcontext() if is_node(code) else enter_node(name):
+            with nullcontext() if hasattr(code, IS_NODE) else enter_node(name):
                 result: T = await code(self, *args, **kwargs)
                 return result
 

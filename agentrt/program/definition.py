@@ -25,7 +25,7 @@ from typing import (
 
 from agentrt.errors import ConfigError, text_of
 from agentrt.interrupts.schema import name_of, reason_of
-from agentrt.program.context import Context
+from agentrt.program.context import IS_NODE, Context
 from agentrt.tracking import enter_node
 
 if TYPE_CHECKING:
@@ -39,7 +39,6 @@ _BY_POSITION = (
     inspect.Parameter.POSITIONAL_OR_KEYWORD,
     inspect.Parameter.VAR_POSITIONAL,
 )
-_IS_NODE = "__agentrt_node__"
 _SHOWN = 80
 """Maximum number of characters that an error message shows of an input."""
 
@@ -168,6 +167,11 @@ class Program:
         """Run the function with its `arguments`."""
         return await self.function(*self.arguments(ctx, input))
 
+    @property
+    def __agentrt_spawned__(self) -> ProgramFunction:
+        # This is a property because decorators copy only the attributes of the instance.
+        return self.function
+
     def __repr__(self) -> str:
         return f"<program {self.name}>"
 
@@ -208,12 +212,5 @@ def node(
         with enter_node(name_of(function)):
             return await function(*args, **kwargs)
 
-    setattr(named, _IS_NODE, True)
+    setattr(named, IS_NODE, True)
     return named
-
-
-def is_node(function: Callable[..., Any]) -> bool:
-    """Return whether ``function`` is a node function. Decorators that use `functools.wraps` keep
-    this property.
-    """
-    return hasattr(function, _IS_NODE)
