@@ -3,7 +3,7 @@
 # mypy treats all of vLLM as `Any`, so it would not notice an override of a method that vLLM has
 # renamed. For type checks, these declarations replace vLLM's classes. They have the methods and
 # attributes that agentrt overrides or uses. `tests/executors/vllm/test_compat.py` compares the
-# methods with those of vLLM.
+# methods with those of vLLM. A parameter whose default is `...` is missing in one of the versions.
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
@@ -108,7 +108,7 @@ class CachePolicy(ABC):
     @abstractmethod
     def get(self, key: Any) -> Any | None: ...
     @abstractmethod
-    def insert(self, key: Any, chunk: Any) -> None: ...
+    def insert(self, key: Any, chunk: Any, req_context: Any = ...) -> None: ...  # 0.33
     @abstractmethod
     def remove(self, key: Any) -> None: ...
     @abstractmethod
