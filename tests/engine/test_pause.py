@@ -12,6 +12,7 @@ import pytest_asyncio
 from agentrt import Reply, SchedulerConfig
 from agentrt.engines import EngineOptions, VLLMEngine
 from agentrt.request import Call, CallSpec, Identity
+from agentrt.request.weights import MODES, PauseMode
 from tests.doubles.tinymodel import tiny_model
 
 pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="module")]
@@ -109,3 +110,18 @@ async def test_a_pause_that_aborts_ends_all_and_the_engine_goes_on(
     await asyncio.gather(*short, return_exceptions=True)
     again = await call(engine, "again", range(50, 60), 3, "short")
     assert len(again.token_ids) == 3
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_a_call_that_arrives_during_a_pause_runs_after_it(
+    engine: VLLMEngine, mode: PauseMode
+) -> None:
+    await engine.configure(SchedulerConfig())
+    await engine.pause_generation(mode)
+    try:
+        late = asyncio.ensure_future(call(engine, f"late-{mode}", range(60, 64), 3, "short"))
+        while not (late.done() or (await engine.snapshot())["waiting"]):
+            await asyncio.sleep(0.005)
+    finally:
+        await engine.resume_generation()
+    assert len((await late).token_ids) == 3

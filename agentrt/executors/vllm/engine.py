@@ -42,6 +42,7 @@ from agentrt.executors.vllm._compat.batches import send_together
 from agentrt.executors.vllm._compat.core import (
     ask_scheduler,
     core_pids,
+    pause,
     start_reader,
     stat_logger,
 )
@@ -556,7 +557,7 @@ class VLLMEngine(CoreClient):
             # In vLLM's mode "abort", calls would end with a part of their output. Here, calls that
             # have delivered a part continue, as do calls of pooling models, and only the other
             # calls are aborted.
-            await llm.pause_generation(mode="wait" if mode == "wait" else "keep", clear_cache=False)
+            await pause(llm, "wait" if mode == "wait" else "keep")
             if mode == "abort":
                 calls = {i: live for i, live in self._live.items() if live.may_restart}
                 for live in calls.values():

@@ -1,5 +1,5 @@
-"""Access to the engine core and to its client: calls of utility methods of the core, the client's
-task that reads outputs, the ids of the core's processes, and the client's metrics.
+"""Access to the engine core and to its client: calls of utility methods of the core, pauses, the
+client's task that reads outputs, the ids of the core's processes, and the client's metrics.
 
 This module does not import vLLM when it is imported, because clients import it before they load an
 engine.
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 UTILITY = "agentrt"
 """The utility method by which a client reaches our scheduler: `EngineCore.agentrt(op, argument)`.
 """
+_LAST_OUTPUTS_S = 0.02
 
 
 def install_control() -> None:
@@ -53,6 +54,18 @@ async def ask_scheduler(
     (after `start_reader`).
     """
     return await llm.engine_core.call_utility_async(utility, op, argument)
+
+
+async def pause(llm: AsyncLLM, mode: str) -> None:
+    """Pause generation in the engine core as `AsyncLLM.pause_generation` does, with vLLM's ``mode``
+    and without clearing caches. New calls wait until generation is resumed.
+
+    In vLLM 0.33, `AsyncLLM.pause_generation` would make the core refuse new calls in all modes but
+    ``keep``.
+    """
+    await llm.engine_core.pause_scheduler_async(mode=mode, clear_cache=False)
+    # As in vLLM's method: the last outputs of calls that have ended arrive first.
+    await asyncio.sleep(_LAST_OUTPUTS_S)
 
 
 def start_reader(llm: AsyncLLM) -> None:
