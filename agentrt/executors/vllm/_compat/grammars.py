@@ -113,7 +113,8 @@ def _trial(grammar: Any, mask: Any) -> SlowGrammarError | None:
 
 
 def prepare(scheduler: Any) -> None:
-    """Create vLLM's default grammar backend now, in a thread.
+    """Create vLLM's default grammar backend now, in a thread. The backend of the engine's first
+    grammar compiles all its grammars.
 
     vLLM itself would create the backend at the first request that needs it. All steps would then
     wait while the grammar library reads the vocabulary: half a second for a large vocabulary.
@@ -142,6 +143,11 @@ def prepare(scheduler: Any) -> None:
         ):
             manager.backend = backend.result()
         whole(request)
+        # vLLM 0.33 notes the backend of the first grammar, and from then on refuses all requests
+        # for which it has chosen another backend: one schema with an unusual keyword would lock out
+        # all usual schemas until the engine ends. Without this name, the first grammar's backend
+        # compiles all grammars, as in vLLM 0.32.
+        manager.backend_name = None
 
     manager.grammar_init = with_backend
 
