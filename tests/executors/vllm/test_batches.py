@@ -86,34 +86,44 @@ class Late(queue.SimpleQueue[Any]):
         return super().get(block=False)
 
 
+@pytest.mark.parametrize("is_refused", [False, True], ids=["unreadable", "refused"])
 @pytest.mark.parametrize(("busy", "read"), [(False, ["a", "b"]), (True, [])])
-def test_an_idle_core_reads_a_batch_to_its_end(busy: bool, read: list[str]) -> None:
-    """The batch is read to its end however late its messages come. The second message cannot be
-    read, and the fourth is not in the batch.
+def test_an_idle_core_reads_a_batch_to_its_end(
+    busy: bool, read: list[str], is_refused: bool
+) -> None:
+    """The batch is read to its end however late its messages come. The second message is dropped,
+    because it cannot be read or its request is refused. The fourth is not in the batch.
     """
+    from vllm.exceptions import VLLMValidationError
     from vllm.v1.engine import EngineCoreRequestType
     from vllm.v1.engine.core import EngineCoreProc, EngineShutdownState
 
     read_together()
     core: Any = EngineCoreProc.__new__(EngineCoreProc)
-    added, refused = list[str](), list[list[str]]()
+    added = list[str]()
     core.shutdown_state = EngineShutdownState.RUNNING
     core.has_work = lambda: True  # it has not forgotten yet what has ended
     core.scheduler = SimpleNamespace(has_unfinished_requests=lambda: busy)
     core.add_request = lambda request, wave: added.append(request)
     core._reject_add_while_paused = lambda request: False
-    core._send_error_outputs_to_client = lambda names, client: refused.append(names)
+
+    error = VLLMValidationError("refused") if is_refused else ValueError("unreadable")
+
+    def fail(features: Any) -> None:
+        raise error
+
+    core.mm_receiver_cache = SimpleNamespace(get_and_update_features=fail)
 
     def message(name: str) -> Callable[[], None]:
         return lambda: core.input_queue.put((EngineCoreRequestType.ADD, (name, 0)))
 
-    def unreadable() -> None:
-        core._handle_request_preproc_error(SimpleNamespace(request_id="bad", client_index=0))
+    def dropped() -> None:
+        with pytest.raises(type(error)):
+            core.preprocess_add_request(SimpleNamespace(mm_features=["an image"]))
 
-    core.input_queue = Late([message("a"), unreadable, message("b"), message("c")])
+    core.input_queue = Late([message("a"), dropped, message("b"), message("c")])
     core._handle_client_request(wakeup(), 3)
     assert added == read
-    assert refused == ([] if busy else [["bad"]])
     core._handle_client_request(wakeup(), None)
     assert added == read
 

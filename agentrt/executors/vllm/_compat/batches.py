@@ -77,7 +77,7 @@ def read_together() -> None:
     from vllm.v1.engine.core import EngineCoreProc
 
     ordinary = EngineCoreProc._handle_client_request
-    unreadable = EngineCoreProc._handle_request_preproc_error
+    prepare = EngineCoreProc.preprocess_add_request
     if hasattr(ordinary, _OURS):
         return
 
@@ -92,12 +92,16 @@ def read_together() -> None:
                 for _ in range(request):
                     self._handle_client_request(*self.input_queue.get(timeout=_TIMEOUT_S))
 
-    @functools.wraps(unreadable)
-    def dropped(self: Any, request: Any) -> None:
-        unreadable(self, request)
-        # `handle` waits for as many messages as were announced: replace the unreadable message.
-        self.input_queue.put_nowait((EngineCoreRequestType.WAKEUP, None))
+    @functools.wraps(prepare)
+    def prepared(self: Any, request: Any) -> Any:
+        try:
+            return prepare(self, request)
+        except Exception:
+            # vLLM answers the client and drops the message, whatever the error is. `handle` waits
+            # for as many messages as were announced: replace the dropped message.
+            self.input_queue.put_nowait((EngineCoreRequestType.WAKEUP, None))
+            raise
 
     setattr(handle, _OURS, True)
     EngineCoreProc._handle_client_request = handle
-    EngineCoreProc._handle_request_preproc_error = dropped
+    EngineCoreProc.preprocess_add_request = prepared
