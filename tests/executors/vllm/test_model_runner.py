@@ -16,7 +16,13 @@ import torch
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.kv_cache_interface import FullAttentionSpec, MambaSpec, SlidingWindowSpec
 
-from agentrt.executors.vllm._compat.pool import all_blocks, context_blocks, find_cached
+from agentrt.executors.vllm._compat.pool import (
+    all_blocks,
+    blocks_needed,
+    context_blocks,
+    find_cached,
+    free_blocks,
+)
 from agentrt.executors.vllm.engine_core.scheduler import ProgramScheduler
 from agentrt.lab.engine.headless import BLOCK_SIZE, stock_scheduler
 from tests.executors.vllm.every_kind import EveryKind, KindStorm, every_kind
@@ -165,6 +171,19 @@ def test_all_of_a_hybrid_models_context_is_found_that_its_layers_keep() -> None:
     found = find_cached(made.scheduler, request.block_hashes)
     assert len(request.block_hashes) == 5
     assert 5 < len(found) < 3 * 5
+
+
+def test_tokens_that_fell_out_of_a_window_need_no_blocks() -> None:
+    """A prompt that is cached needs as many blocks as vLLM then takes."""
+    made = engine(ProgramScheduler, "sliding", 1, 0)
+    scheduler, prompt = made.scheduler, list(range(5 * BLOCK_SIZE - 1))
+    made.add("plain", prompt, 2)
+    made.run()
+    free = free_blocks(scheduler)
+    made.add("plain-again", prompt, 2)
+    needed = blocks_needed(scheduler, made.requests["plain-again"], 0)
+    made.step()
+    assert free - free_blocks(scheduler) == needed
 
 
 @pytest.mark.parametrize(("model", "blocks"), [("sliding", 20), ("full", None)])

@@ -137,7 +137,9 @@ def blocks_needed(scheduler: Scheduler, request: Request, free: int) -> int:
     if whole <= free:
         return whole
     cached = scheduler.kv_cache_manager.get_computed_blocks(request)[0].blocks
-    shared = sum(1 for group in cached for block in group if block.ref_cnt > 0)
+    # The null block stands for tokens that have left a sliding window. It takes no room, and vLLM
+    # does not maintain its ref_cnt.
+    shared = sum(1 for group in cached for block in group if block.is_null or block.ref_cnt > 0)
     return whole - shared
 
 
