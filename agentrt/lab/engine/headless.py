@@ -124,6 +124,7 @@ def make_scheduler(
     config.cache_config.num_gpu_blocks = blocks
     config.cache_config.block_size = block_size
     config.cache_config.enable_prefix_caching = prefix_caching
+    config.cache_config.mamba_cache_mode = "align" if prefix_caching else "none"  # as vLLM sets it
     if max_model_len is not None:
         config.model_config = copy.copy(config.model_config)
         config.model_config.max_model_len = max_model_len

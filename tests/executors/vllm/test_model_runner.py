@@ -34,7 +34,12 @@ EAGER = {"quanta": [2, 4, 8], "min_residency_steps": 0, "min_remaining_tokens": 
 _HEADS = {"num_kv_heads": 1, "head_size": 1, "dtype": torch.float32}
 FULL = FullAttentionSpec(block_size=BLOCK_SIZE, **_HEADS)
 WINDOW = SlidingWindowSpec(block_size=BLOCK_SIZE, sliding_window=20, **_HEADS)
-MAMBA = MambaSpec(block_size=BLOCK_SIZE, shapes=((2 * BLOCK_SIZE,),), dtypes=(torch.float32,))
+MAMBA = MambaSpec(
+    block_size=BLOCK_SIZE,
+    shapes=((2 * BLOCK_SIZE,),),
+    dtypes=(torch.float32,),
+    mamba_cache_mode="align",  # as vLLM sets it for a model whose prefixes are cached
+)
 MODELS: dict[str, tuple[Any, ...]] = {
     "full": (),
     "sliding": (FULL, WINDOW, WINDOW),
