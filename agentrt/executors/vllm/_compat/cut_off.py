@@ -72,17 +72,19 @@ def read_cut_off(state: Any, model_config: Any, tokenizer: Any) -> None:
     as they parse its stream.
     """
     ends = _ends(model_config, tokenizer)
+    # 0.32 does not read this option of a model's generation_config.json.
+    skips_special = bool(model_config.get_diff_sampling_param().get("skip_special_tokens", True))
     for name, finish in (
         ("openai_serving_chat", _with_calls),
         ("anthropic_serving_messages", _with_complete_calls),
     ):
         serving = getattr(state, name, None)
         if serving is not None and serving.parser_cls is not None:
-            serving.parser_cls = reader_of(serving.parser_cls, ends)
+            serving.parser_cls = reader_of(serving.parser_cls, ends, skips_special)
             serving._finalize_response_message = finish
     responses = getattr(state, "openai_serving_responses", None)
     if responses is not None and responses.parser is not None:
-        responses.parser = reader_of(responses.parser, ends)
+        responses.parser = reader_of(responses.parser, ends, skips_special)
 
 
 def _ends(model_config: Any, tokenizer: Any) -> frozenset[int]:
@@ -92,17 +94,18 @@ def _ends(model_config: Any, tokenizer: Any) -> frozenset[int]:
     return frozenset([*ends, tokenizer.eos_token_id]) - {None}
 
 
-def reader_of(parser: type[Any], ends: frozenset[int]) -> type[Any]:
+def reader_of(parser: type[Any], ends: frozenset[int], skips_special: bool = True) -> type[Any]:
     """Return a subclass of ``parser`` that reads the same from a whole output and from its stream.
 
     The result does not depend on which tokens of a stream arrive together. An output that was cut
     off is read as its stream. ``ends`` are the token ids with which the model itself ends an
-    output.
+    output. ``skips_special`` says whether special tokens have no text if a request does not say it.
     """
     tools, name = parser.tool_parser_cls, _name(parser.tool_parser_cls)
     is_delegating = issubclass(parser, DelegatingParser) and parser.parse is DelegatingParser.parse
     fields = {
         "ends": ends,
+        "skips_special": skips_special,
         "beginning": regex.compile(BEGINNINGS[name]) if name in BEGINNINGS else None,
         "is_delegating": is_delegating,
         "is_legacy": is_delegating and tools is not None and not tools.engine_based_streaming,
@@ -119,7 +122,7 @@ class _Alike(_Base):
 
     It must come before the parser's class among the base classes.
 
-    ``ends`` are the token ids with which the model itself ends an output. ``beginning`` matches the
+    ``ends`` and ``skips_special`` are those of `reader_of`. ``beginning`` matches the
     beginning of a call, for parsers that find some calls only in a stream. ``is_delegating`` says
     that the parser is vLLM's `DelegatingParser`, a pair of a reasoning parser and a tool parser.
     ``is_legacy`` says that the pair's tool parser is not built on vLLM's parser engine.
@@ -127,6 +130,7 @@ class _Alike(_Base):
     """
 
     ends: frozenset[int] = frozenset()
+    skips_special = True
     beginning: Any = None
     is_delegating = False
     is_legacy = False
@@ -282,7 +286,7 @@ class _Alike(_Base):
                 *pieces[:-1], form
             )
         if getattr(request, "stop", None):
-            texts = TokenTexts(self.model_tokenizer, prompt, request)
+            texts = self._new_texts(prompt, request)
             self._read = partial(self._read_in_time, texts)
             return False, False
         if self._engine_based:
@@ -295,7 +299,7 @@ class _Alike(_Base):
             )
             if self._reasoning_parser is None:
                 return False, False
-            self._texts = TokenTexts(self.model_tokenizer, prompt, request)
+            self._texts = self._new_texts(prompt, request)
             return True, False
         if self.is_plain and self._reasoning_parser is None and self._passes_text(request):
             # Such a stream is only text, which vLLM passes on as it is. The method is replaced on
@@ -304,11 +308,14 @@ class _Alike(_Base):
                 DelegatingParser.parse_delta, self
             )
             return False, False
-        self._texts = TokenTexts(self.model_tokenizer, prompt, request)
+        self._texts = self._new_texts(prompt, request)
         reads_calls = bool(request.tools) and request.tool_choice != "none"
         is_held = _name(self.tool_parser_cls) in MARKS
         after = reads_calls and self.tool_parser is not None and not is_held
         return after or self._reasoning_parser is not None, after
+
+    def _new_texts(self, prompt: Sequence[int] | None, request: Any) -> TokenTexts:
+        return TokenTexts(self.model_tokenizer, prompt, request, skips_special=self.skips_special)
 
     def _passes_text(self, request: Any) -> bool:
         """Return whether vLLM looks for no tool calls in the answer of a request, so that its

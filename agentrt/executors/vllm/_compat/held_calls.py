@@ -251,6 +251,7 @@ class _Holds(_Base):
     """A mix-in that holds the calls of a stream back until they can be read whole."""
 
     ends: frozenset[int]
+    skips_special: bool
     mark: Any
     frame: Any
 
@@ -340,7 +341,7 @@ class _Holds(_Base):
         request = self._in_chat_form(request)
         calls: dict[int, FunctionCall] = {}
         text, ids = "", list[int]()
-        texts = TokenTexts(self.model_tokenizer, None, request)
+        texts = TokenTexts(self.model_tokenizer, None, request, skips_special=self.skips_special)
         pieces = [piece for delta in self._held.pieces for piece in texts.split(*delta)]
         try:
             for piece, tokens in pieces:

@@ -40,12 +40,15 @@ _CONTEXT = 32
 class TokenTexts:
     """Splits the text of an output into the texts of its tokens.
 
+    ``skips_special`` says whether special tokens have no text if the ``request`` does not say it.
     ``undecoded`` are tokens that were read without being split; they are decoded when the text of a
     later token is needed.
     """
 
-    def __init__(self, tokenizer: Any, prompt: Sequence[int] | None, request: Any) -> None:
-        self._tokenizer = tokenizer
+    def __init__(
+        self, tokenizer: Any, prompt: Sequence[int] | None, request: Any, *, skips_special: bool
+    ) -> None:
+        self._tokenizer, self._skips_special = tokenizer, skips_special
         self._prompt = list(prompt or ())[-_CONTEXT:]
         self._request = request
         self.undecoded: list[int] = []
@@ -94,8 +97,9 @@ class TokenTexts:
 
     def _new_decoder(self) -> Any:
         request = self._request
+        skips_special = getattr(request, "skip_special_tokens", None)  # 0.33: None by default
         params = SamplingParams(
-            skip_special_tokens=getattr(request, "skip_special_tokens", True),
+            skip_special_tokens=self._skips_special if skips_special is None else skips_special,
             spaces_between_special_tokens=getattr(request, "spaces_between_special_tokens", True),
         )
         new: Any = SimpleNamespace(

@@ -335,6 +335,14 @@ def test_a_stream_has_calls_of_which_its_parser_streams_nothing(order: str) -> N
         assert read_stream(completed, CHAT, ids, texts)[2] == expected
 
 
+def test_special_tokens_without_text_leave_the_texts_of_others_where_they_are() -> None:
+    """By default, vLLM gives the special tokens of an output no text."""
+    ids, texts = tokens("Hm.</think>It is 3.")
+    ids, texts = [tokenizer().convert_tokens_to_ids("<|im_start|>"), *ids], ["", *texts]
+    for size in JOINED:
+        assert streamed("deepseek_r1", CHAT, ids, texts, size) == ("Hm.", "It is 3.", [])
+
+
 def test_a_call_behind_an_answer_is_no_text_of_it() -> None:
     ids, texts = tokens(f"Look: {LLAMAS[1]}")
     expected = ("", "Look: ", [("weather", '{"city": "Rome"}')])
