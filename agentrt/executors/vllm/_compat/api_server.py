@@ -151,7 +151,11 @@ def _with_fields(route: APIRoute) -> ASGIApp:
             errors = [_wrong_type(body, fields, error)]
         if errors:
             raise RequestValidationError(errors, body=fields)
-        return await endpoint(value, request) or JSONResponse(None)
+        response: Response | None = await endpoint(value, request)
+        # If the client is gone, vLLM returns None (0.32) or a response with an empty body (0.33).
+        if response is None or not getattr(response, "body", "streamed"):
+            return JSONResponse(None)
+        return response
 
     parsed = request_response(answer)
 
