@@ -8,8 +8,8 @@ The place depends on the process in which the use must take effect.
 installed when `agentrt.executors.vllm.engine_core.scheduler` is imported, since the core needs them
 before its scheduler):
 
-- `core`: the engine core and its client: utility methods, the reader of outputs, the process; the
-  client's own metrics and their registry, which `VLLMEngine._load` installs.
+- `core`: the engine core and its client: utility methods, pauses, the reader of outputs, the
+  process; the client's own metrics and their registry, which `VLLMEngine._load` installs.
 - `batches`: how the client sends messages to the core, and how the core reads them. The client's
   part is installed by `VLLMEngine.start`.
 - `scheduling`: the scheduler, the outputs of its steps, and shortcuts through its steps. vLLM
