@@ -189,6 +189,40 @@ async def test_an_update_that_fails_leaves_images_and_adapters(
     assert [await said(alone, image(7), model=by) for by in (None, "tuned")] == before
 
 
+async def test_calls_with_more_adapters_than_the_engine_holds_drop_no_adapter_before_they_run(
+    alone: Runtime, two: ReplicaSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The engine holds one adapter. An adapter that is loaded while its calls wait drops the
+    adapter of the calls that run, which the next step would load again.
+    """
+    from vllm.lora.request import LoRARequest
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    engine = two.replicas[0].executor
+    assert isinstance(engine, VLLMEngine)
+    folder = Path(engine.options.flags[-1].removeprefix("tuned="))
+    other = LoRARequest("other", 2, str(tiny_adapter(tmp_path / "other", Path(engine.model), 1)))
+    before = await said(alone, model="tuned")
+    await engine.add_adapter(engine.model, other)
+    loaded: list[str] = []
+    whole = AsyncLLM.add_lora
+
+    async def add_lora(llm: AsyncLLM, adapter: LoRARequest) -> bool:
+        loaded.append(adapter.lora_name)
+        return await whole(llm, adapter)
+
+    monkeypatch.setattr(AsyncLLM, "add_lora", add_lora)
+    assert await said(alone, model="tuned") == before
+    assert loaded == []
+    await engine.add_adapter(engine.model, other)
+    gone = shutil.move(folder, tmp_path / "gone")
+    with pytest.raises(CallRejectedError, match=r"has no file adapter_config\.json"):
+        await said(alone, model="tuned")
+    shutil.move(gone, folder)
+    assert await said(alone, model="tuned") == before
+    assert loaded == ["other"]
+
+
 async def test_what_a_model_cannot_see_is_refused(alone: Runtime) -> None:
     broken = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
     with pytest.raises(CallRejectedError, match="image"):

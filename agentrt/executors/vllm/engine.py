@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections import OrderedDict
+import math
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -47,7 +47,7 @@ from agentrt.executors.vllm._compat.core import (
     stat_logger,
 )
 from agentrt.executors.vllm._compat.grammars import validate_once
-from agentrt.executors.vllm._compat.weights import EXTENSION, LOAD
+from agentrt.executors.vllm._compat.weights import EXTENSION, LOAD, missing_adapter
 from agentrt.executors.vllm.calls import (
     BlockHasher,
     Grammars,
@@ -236,9 +236,9 @@ class VLLMEngine(CoreClient):
         self._paused = False
         self._broken = ""
         self._live: dict[str, LiveCall] = {}
-        self._adapters: OrderedDict[int, None] = OrderedDict()
-        """vLLM's numbers of the LoRA adapters that the engine has loaded, the least recently used
-        first.
+        self._adapters: set[int] = set()
+        """vLLM's numbers of the LoRA adapters that were loaded since the weights were loaded. The
+        engine has all of them, unless they are too many.
         """
         self._adding = asyncio.Lock()
 
@@ -507,9 +507,8 @@ class VLLMEngine(CoreClient):
     async def add_adapter(self, model: str, adapter: Any) -> None:
         from vllm.v1.engine.exceptions import EngineDeadError
 
-        llm = self._engine()
         try:
-            await llm.add_lora(adapter)
+            await self._engine().add_lora(adapter)
         except EngineDeadError as error:
             raise EngineDiedError(
                 f"the engine died while it loaded adapter {adapter.lora_name!r}"
@@ -518,26 +517,33 @@ class VLLMEngine(CoreClient):
             raise CallRejectedError(
                 f"adapter {adapter.lora_name!r} cannot be loaded: {error}"
             ) from error
-        self._adapters[adapter.lora_int_id] = None
-        if len(self._adapters) > llm.vllm_config.lora_config.max_cpu_loras:
-            self._adapters.popitem(last=False)  # as the engine has done
+        self._adapters.add(adapter.lora_int_id)
 
     async def _need_adapter(self, adapter: Any) -> None:
-        """Load the LoRA adapter of a call, if any, unless the engine has it. Raises
+        """Check the LoRA adapter of a call, if any, unless the engine has it. Raises
         `CallRejectedError` if it cannot be loaded.
 
-        vLLM would load it in a step of the engine core, which dies if this fails. A restarted
-        engine, or one with other weights, would die again at each call with an adapter whose files
-        are gone.
+        vLLM loads it in a step of the engine core, which dies if this fails. A restarted engine, or
+        one with other weights, would die again at each call with an adapter whose files are gone.
+        So the adapter is loaded here first, if the engine has room for one more. If it has no room,
+        this would drop an adapter that runs, which the next step would load again, and so on with
+        each call that waits. In this case, only the files are looked for.
         """
         if adapter is None:
             return
-        if adapter.lora_int_id not in self._adapters:
+        config = self._engine().vllm_config.lora_config
+        room = math.inf if config is None else config.max_cpu_loras
+        known = self._adapters
+        if adapter.lora_int_id not in known and len(known) < room:
             async with self._adding:  # calls that start together load their adapter once
-                if adapter.lora_int_id not in self._adapters:
+                if adapter.lora_int_id not in known and len(known) < room:
                     await self.add_adapter(self.model, adapter)
-        if adapter.lora_int_id in self._adapters:
-            self._adapters.move_to_end(adapter.lora_int_id)
+        if adapter.lora_int_id in known and len(known) <= room:
+            return
+        # In a thread, because the adapter's folder may be on a slow disk.
+        if fault := await in_new_thread(missing_adapter, adapter.lora_path):
+            raise CallRejectedError(f"adapter {adapter.lora_name!r} cannot be loaded: {fault}")
+        known.add(adapter.lora_int_id)
 
     # -- weights -----------------------------------------------------------------------
 

@@ -30,7 +30,7 @@ before its scheduler):
 - `grammars`: the validation of structured outputs, and the threads that compile grammars. The
   threads are in the core, and installed there.
 - `weights`: replaces the model's weights in vLLM's workers (``worker_extension_cls`` is public),
-  and repairs the state of vLLM's reloading after a failure.
+  and repairs the state of vLLM's reloading after a failure; looks for the files of LoRA adapters.
 
 `VLLMFrontend.open` installs the replacements of the front end, on one application of vLLM:
 

@@ -1,4 +1,4 @@
-"""Loading of other weights into a running model, in vLLM's workers.
+"""Loading of other weights into a running model, in vLLM's workers, and the files of adapters.
 
 vLLM mixes `WeightsWorker` into its worker class (the option ``worker_extension_cls``), so that
 `AsyncLLM.collective_rpc` reaches its methods.
@@ -6,11 +6,27 @@ vLLM mixes `WeightsWorker` into its worker class (the option ``worker_extension_
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 EXTENSION = f"{__name__}.WeightsWorker"
 LOAD = "agentrt_load_weights"
 """The worker's method that loads weights."""
+_ADAPTER_CONFIG = "adapter_config.json"
+_ADAPTER_WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin", "adapter_model.pt")
+
+
+def missing_adapter(lora_path: str) -> str:
+    """Return which files of a LoRA adapter are missing, as a text; "" if there are none, and for an
+    adapter on a hub, which vLLM downloads when it loads the adapter.
+    """
+    folder = Path(lora_path).expanduser()
+    if not (folder.is_absolute() or folder.exists()):
+        return ""
+    for names in ((_ADAPTER_CONFIG,), _ADAPTER_WEIGHTS):
+        if not any((folder / name).is_file() for name in names):
+            return f"{str(folder)!r} has no file {' or '.join(names)}"
+    return ""
 
 
 class WeightsWorker:
