@@ -175,8 +175,10 @@ class FrontendApp:
         405 for a method that the path does not have. Such a request is no call of a program.
         """
         path, method = scope["path"], scope["method"]
-        is_own = path.startswith(_MODELS) or path == _COMPACT
-        is_own |= method == "DELETE" and path.startswith(_OF_RESPONSES)
+        is_own = method == "GET" and (path == _MODELS or path.startswith(f"{_MODELS}/"))
+        is_own |= method == "POST" and path == _COMPACT
+        is_response = path.startswith(_OF_RESPONSES) and "/" not in path[len(_OF_RESPONSES) :]
+        is_own |= method == "DELETE" and is_response
         # vLLM redirects a path with a slash at its end to the path without this slash.
         if is_own or not self._fronts or path.endswith("/"):
             return
@@ -188,6 +190,7 @@ class FrontendApp:
             if match is Match.PARTIAL:
                 methods |= getattr(route, "methods", None) or set()
         if methods:
+            methods |= {"DELETE"} if is_response else set()
             allowed = {"allow": ", ".join(sorted(methods))}
             raise HTTPException(405, f"{method} {path}: method not allowed", allowed)
         if path in (*_GENERATING, *_POOLING):

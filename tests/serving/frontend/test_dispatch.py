@@ -187,6 +187,7 @@ async def test_unknown_paths_and_methods_are_named_in_the_form_of_the_api() -> N
             ("/v1/poems", "POST /v1/poems: not found"),
             ("/v1/v1/chat/completions", "leave it out there"),
             ("/v1/messages/batches", "POST /v1/messages/batches: not found"),
+            ("/v1/models/small", "POST /v1/models/small: not found"),
         ):
             answer = await http.post(path, json={"model": "small"})
             assert answer.status_code == 404
@@ -196,6 +197,8 @@ async def test_unknown_paths_and_methods_are_named_in_the_form_of_the_api() -> N
         assert (answer.status_code, answer.headers["allow"]) == (405, "POST")
         text = "GET /v1/chat/completions: method not allowed"
         assert answer.json()["error"]["message"] == text
+        answer = await http.put("/v1/responses/resp-1")
+        assert (answer.status_code, answer.headers["allow"]) == (405, "DELETE, GET")
 
 
 async def test_a_byte_order_mark_before_json_is_skipped() -> None:
