@@ -59,6 +59,9 @@ CALLED = {
         "v1.core.sched.async_scheduler:AsyncScheduler._update_request_with_output": (
             "self request new_token_ids is_stale"
         ),
+        "v1.core.sched.scheduler:Scheduler._reserve_prefill_lookahead": (
+            "self request num_computed_tokens num_new_tokens"
+        ),
         "v1.request:Request.update_block_hashes": "self",
         "v1.utils:record_function_or_nullcontext": "name",
         "v1.core.sched.scheduler:Scheduler._request_blocks_can_be_freed": "self request",
@@ -279,7 +282,8 @@ READ = {
         "kv_holding_waiting failed_recving_kv_req_ids finished_recving_kv_req_ids pause_state "
         "_pause_state "
         "max_num_running_reqs prev_step_scheduled_req_ids requires_kv_delivery connector "
-        "ec_connector block_size max_model_len scheduler_config vllm_config kv_cache_config "
+        "ec_connector block_size max_model_len num_prefill_lookahead scheduler_config vllm_config "
+        "kv_cache_config "
         "cache_config.enable_prefix_caching kv_cache_config.num_blocks "
         "vllm_config.additional_config vllm_config.speculative_config "
         "output.scheduled_new_reqs output.scheduled_cached_reqs.resumed_req_ids "

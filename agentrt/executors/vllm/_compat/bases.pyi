@@ -28,6 +28,7 @@ class AsyncScheduler:
     max_num_active_reqs: int
     max_num_running_reqs: int
     max_num_scheduled_tokens: int
+    num_prefill_lookahead: int
     num_waiting_for_streaming_input: int
     pause_state: Any
     _pause_state: Any
