@@ -36,9 +36,9 @@ Later = Callable[[float, Callable[[], Any]], Timer]
 class KeepAlive:
     """The keep-alive of a stream at ``path``, which is sent with ``send``.
 
-    The sender of the stream sets ``last`` to each message, and ``idle`` to 0. These are attributes
-    and not a method, because they are set for every token. The stream is checked twice in
-    ``interval_s`` seconds.
+    For each message that is not an empty piece, the sender of the stream sets ``last`` to the
+    message, and ``idle`` to 0. These are attributes and not a method, because they are set for
+    every token. The stream is checked twice in ``interval_s`` seconds.
     """
 
     __slots__ = ("_beat", "_later", "_path", "_send", "_timer", "idle", "last")

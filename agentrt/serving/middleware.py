@@ -380,8 +380,8 @@ class _Sending:
         self._is_stream = self.is_begun = self.is_over = False
 
     def __call__(self, message: Message) -> Awaitable[None]:
-        if self.alive is not None:
-            self.alive.last, self.alive.idle = message, 0
+        if self.alive is not None and (message.get("body") or not message.get("more_body", False)):
+            self.alive.last, self.alive.idle = message, 0  # an empty piece keeps nothing alive
         if message["type"] == "http.response.start":
             self.is_begun = True
             request_id = self._request_id.encode("ascii")

@@ -89,6 +89,24 @@ async def test_a_waiting_stream_sends_comments(path: str) -> None:
         assert waited.count(b"\n\n") == plain.content.replace(sign_of(path), b"").count(b"\n\n")
 
 
+async def test_a_resumed_stream_sends_comments_before_its_first_new_event() -> None:
+    """The server reads the events before it, too, but the client gets nothing of them."""
+    tools = [{"type": "custom", "name": "note"}]
+    async with open_server(kind=Waiting, keep_alive_s=SOON_S) as local:
+        body = {**ask(RESPONSES, "hi"), "tools": tools, "background": True, "stream": True}
+        async with local.client.stream("POST", RESPONSES, json=body) as answer:
+            came, _ = await until_alive(answer, RESPONSES)
+            events = [json.loads(line[6:]) for line in came.splitlines() if line[:6] == b"data: "]
+            at = f"{RESPONSES}/{events[0]['response']['id']}"
+            params = {"stream": "true", "starting_after": events[-1]["sequence_number"]}
+            async with local.client.stream("GET", at, params=params) as resumed:
+                async with asyncio.timeout(30):
+                    came, rest = await until_alive(resumed, RESPONSES)
+                assert b"data: " not in came
+                local.engine.go.set()
+                assert b"response.completed" in b"".join([part async for part in rest])
+
+
 @pytest.mark.parametrize("keep_alive_s", [0.0, 10.0])
 @pytest.mark.parametrize("path", APIS)
 async def test_a_client_that_splits_at_line_separators_gets_whole_events(
