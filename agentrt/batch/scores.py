@@ -114,8 +114,8 @@ class Score:
         if (number := finite_number(value)) is not None:
             return number
         raise ScoreError(
-            f"the score returned {value!r:.80}; return a number, True or False, a mapping of names "
-            "to numbers, or None"
+            f"the value {value!r:.80} is not a finite number; return a number, True or False, a "
+            "mapping of names to numbers, or None"
         )
 
 

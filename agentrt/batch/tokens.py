@@ -1,7 +1,7 @@
-"""The tokens of a batch for training: a file next to the results, with a line for each result.
+"""The tokens of a batch for training: a file with a line for each run that has a result.
 
 A line has the sequences of one run, as the engine read and wrote them. It is on the disk before the
-line of the run's result, so that each result has its tokens. If a process is killed between the two
+line of the run's result, so that no result lacks its tokens. If a process is killed between the two
 writes, the line without a result is removed when the file is opened again.
 """
 
@@ -104,7 +104,7 @@ class TokenFile(OutputFile):
         if missing:
             raise UsageError(
                 f"{self._named} lacks the tokens of {len(missing)} results in {results.path}, the "
-                f"first of them {missing[0].id!r}, because they were made without --tokens; make "
+                f"first of them {missing[0].id!r}, because they were made without this file; make "
                 "all results again with --retry all, or name another file with --out"
             )
         self._prune(results)

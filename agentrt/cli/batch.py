@@ -216,7 +216,7 @@ def _refuse_journal(graph: LoadedGraph, options: Mapping[str, Any]) -> None:
     if options["journal"] is not None:
         raise UsageError(
             f"--journal is for agentrt programs, and {graph.name!r} is a LangGraph graph: a batch "
-            "resumes it from the threads next to the results, or in --checkpointer; leave "
+            "resumes its threads, which are next to the results or in --checkpointer; leave "
             "--journal out"
         )
     read_journal(options, is_graph=True)

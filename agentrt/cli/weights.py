@@ -88,8 +88,8 @@ def update(url: str, api_key: str | None, path: str, **options: Any) -> None:
     type=_MODE,
     default="keep",
     help="What happens to calls in the engines: they stop, and continue after the resume (keep); "
-    "they end before the pause begins (wait); or they stop, and after the resume begin again if "
-    "nobody has read their output, and otherwise continue (abort).  [default: keep]",
+    "they end before the pause begins (wait); or they stop, and after the resume the calls whose "
+    "output nobody has read begin again, and the others continue (abort).  [default: keep]",
 )
 def pause(url: str, api_key: str | None, mode: str) -> None:
     """Pause generation. Calls wait until 'agentrt weights resume'."""

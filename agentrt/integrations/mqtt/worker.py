@@ -266,7 +266,7 @@ class _Replies:
 
     def _reply(self, sender: _Sender, reply: ReplyMessage, *, keep: bool = True) -> None:
         if not sender.topic:
-            log.warning("a request has no topic for its reply, which was dropped: %s", reply)
+            log.warning("a reply was dropped, because its request has no topic for it: %s", reply)
             return
         correlation = sender.correlation
         addressed = reply.model_copy(update={"id": correlation.decode("utf-8", "replace")})
