@@ -781,9 +781,10 @@ async def opened_batch(
     total: int | None = None,
     seed: int = 0,
 ) -> AsyncIterator[Batch]:
-    """Open a batch with its files, its engine and its journal. The arguments are those of `batch`,
-    ``total`` is the number of results if it is known, and ``scheduler`` has the settings of an
-    engine that is opened here.
+    """Open a batch with its files, its engine and its journal.
+
+    ``scheduler`` has the settings of an engine that is opened here. ``total`` is the number of
+    results; None if it is unknown. The other keyword arguments are those of `batch`.
     """
     for each in scores:
         if not isinstance(each, Score):

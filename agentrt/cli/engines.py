@@ -157,8 +157,9 @@ def make_executor(
 
     Replicas that die are restarted, whatever ``restarts`` is. A single vLLM engine on this machine
     is restarted only if ``restarts`` is set. Engines of other kinds are never restarted. ``notice``
-    gets a line when an engine fails, and when it works again. Raises `ConfigError` for an invalid
-    router or if there are not enough GPUs, and `EngineStartError` if there is not enough memory.
+    gets a line when an engine that is restarted fails, and when it works again. Raises
+    `ConfigError` for an invalid router or if there are not enough GPUs, and `EngineStartError` if
+    there is not enough memory.
     """
     if fleet.kind == "transformers":
         from agentrt.executors.transformers import TransformersExecutor

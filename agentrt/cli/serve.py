@@ -238,7 +238,7 @@ def serve(targets: tuple[str, ...], engine_flags: tuple[str, ...], **options: An
 
     Clients of OpenAI's and Anthropic's APIs can use the model. vLLM's own front
     end answers them: /v1/chat/completions, /v1/responses, /v1/messages and the
-    other endpoints of 'vllm serve'. Each call belongs to a run: its headers name
+    other endpoints of 'vllm serve'. Each call belongs to a run: its request names
     the run, or the server recognizes it by the conversation. See docs/identity.md.
 
     Arguments after -- are flags of 'vllm serve', such as --tool-call-parser.

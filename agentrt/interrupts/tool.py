@@ -66,7 +66,7 @@ class Tool:
     ``spec`` describes the tool to a model; None for a function without a JSON schema. ``name`` is
     the tool's name for programs and models, and ``remote`` its name at the transport. The two names
     differ if models do not accept the remote name, or if several tools have this name. Calling a
-    `Tool` calls its function directly, outside any program.
+    `Tool` only calls its function: no program records the call.
     """
 
     def __init__(

@@ -274,8 +274,8 @@ class Context:
         ``schema`` is a JSON schema, or a type that pydantic supports, such as a model class. For a
         type, the answer is an instance of the type. If no answer has come after ``timeout``
         seconds, return ``default``, or raise `InterruptExpiredError` if there is no default.
-        Without a timeout, wait without limit. Raises `ConfigError` for an invalid schema, for
-        invalid choices, and for an invalid timeout, and `UsageError` if no human can be asked.
+        Without a timeout, wait without limit. Raises `ConfigError` for an invalid question,
+        schema or timeout, or invalid choices, and `UsageError` if no human can be asked.
         """
         if not isinstance(question, str | ReadsAsText):
             raise ConfigError(f"the question of human() must be a text, got {question!r:.80}")

@@ -12,9 +12,10 @@ the engine core to the runtime and back:
 2. The runtime reads the report (`VLLMEngine.generate`), and adds the service to the runtime's table
    and to the node in the program's DAG (`RunRegistry.end_call`).
 3. When the program makes its next call, the runtime computes the service on the call's critical
-   path (`RunRegistry.begin_call`), and sends this service in the call's `Identity`.
-4. The call may run in another engine core than the program's last call. This core raises the
-   service in its row to the service in the identity (`catch_up`), and then ranks the call
+   path (`RunRegistry.begin_call`). The call's `Identity` has this service and the values of the
+   program's row in the runtime's table.
+4. The call may run in another engine core than the program's last call. This core raises the values
+   of its row to the values of the runtime's row (`catch_up`), and then ranks the call
    (`SchedulerCore.handle`).
 """
 

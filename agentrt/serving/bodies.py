@@ -57,8 +57,8 @@ class TooLargeError(Exception):
 
 
 class JSONCount:
-    """A counter of the ``values`` in JSON that arrives in pieces, and of its objects and lists
-    (``objects``).
+    """A counter for JSON that arrives in pieces: ``values`` counts all values, and ``objects`` the
+    objects and lists.
     """
 
     def __init__(self) -> None:

@@ -84,8 +84,8 @@ class KeyCheck(Protocol):
 
 
 class ModelRoutes(Protocol):
-    """An ASGI application that answers requests to the model. ``paths`` are its paths without
-    parameters.
+    """An ASGI application that answers requests to the model. ``paths`` has only its paths
+    without parameters.
     """
 
     @property

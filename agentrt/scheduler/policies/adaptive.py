@@ -5,9 +5,9 @@ The policy ``adaptive`` does not come from a paper. The expected remaining servi
 residual life (`agentrt.scheduler.learned`) by tenant and program type, refined by the size hint,
 and by the node and the turn that the program has reached. Its prior is the *visible service*: the
 service that the program's calls in the engine still need for the new parts of their prompts and for
-outputs of the usual length (or of their maximum length, before any call has ended). If no length of
-an output is known, neither a limit nor that of an ended call, the prior is the mean service of all
-ended programs, or the service on the program's own critical path if that is more.
+outputs of the usual length (or of their maximum length, before any call has ended). If neither
+limits nor lengths of outputs are known, the prior is the mean service of all ended programs, or the
+service on the program's own critical path if that is more.
 
 Each level covers a factor of 1.4 (the square root of two) of the expected remaining service. Within
 a level, programs with the smaller total size go first (rounded down to a power of two), then
@@ -17,8 +17,8 @@ limits how long large and old programs wait.
 The policy ``longest-remaining`` runs the program with the longest expected remaining service first.
 It is meant for batches, in which all programs are there from the beginning and only the end of the
 last program counts. There, a long program that begins late runs alone at the end, while most of the
-engine idles. In the measured batches with ample memory the last program ends up to 7% later than
-under stock vLLM (docs/results/batch.md), so batches have `Fcfs` as their default.
+engine idles. In the measured batches with ample memory, this policy takes up to 1.07 times as long
+as stock vLLM (docs/results/batch.md), so batches have `Fcfs` as their default.
 
 The rule is *longest expected processing time first* (LEPT), which minimizes the expected makespan
 of exponential jobs on parallel machines (Bruno, Downey and Frederickson 1981). The expectation is

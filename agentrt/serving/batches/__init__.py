@@ -2,8 +2,8 @@
 served programs.
 
 - `stored`: the records of a file and of a batch, and their JSON for clients.
-- `storage`: the storage of records and contents, and a folder beside an SQLite database;
-  `postgres`: a PostgreSQL database.
+- `storage`: stores records and contents in a folder beside an SQLite database; `postgres`: stores
+  them in a PostgreSQL database.
 - `records`: the records in memory, and in the storage.
 - `lines`: reads and writes the lines of input, output and error files.
 - `slots`: limits the number of batch requests in flight.

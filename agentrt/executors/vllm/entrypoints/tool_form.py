@@ -487,8 +487,8 @@ class ToolFormParser(ToolParser):
         self._reader = OutputReader()
 
     def adjust_request(self, request: Any) -> Any:
-        """Constrain the output to the tool form. A constraint of the answer becomes a part of the
-        form.
+        """Constrain the output to the tool form if the request has tools. If the model may answer
+        without a call, a constraint of the answer becomes a part of the form.
         """
         if isinstance(request.structured_outputs, _Form):
             return request

@@ -303,8 +303,8 @@ def load_auth(project: Path) -> Auth | None:
     """Load the `Auth` object that the ``langgraph.json`` at ``project`` names; None if the file
     names no `Auth` object.
 
-    Raises `ProgramLoadError` if the object cannot be loaded or is not an `Auth`, and for settings
-    that are unknown or have another form.
+    Raises `ProgramLoadError` if the object cannot be loaded or is not an `Auth`, and for unknown or
+    invalid settings.
     """
     section = read_json(project).get("auth")
     if section is None:
