@@ -182,8 +182,8 @@ def _checked(name: str, proxy: str) -> str:
     parts = urlsplit(proxy)
     if "@" in f"{parts.path}{parts.query}{parts.fragment}":
         raise ConfigError(
-            f"{name}={_shown(name)}: it has an @ after a /, ? or #; write these characters of its "
-            f"user or its password as %XX, such as %2F for /; {advice}"
+            f"{name}={_shown(name)}: it has an @ after a /, ? or #; in its user and its password, "
+            f"write these characters as %XX, such as %2F for /; {advice}"
         )
     has_host = bool(parts.hostname) and parts.port != 0
     if parts.scheme.lower() not in _SCHEMES or not has_host:

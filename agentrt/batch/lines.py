@@ -106,7 +106,7 @@ class LineFile(LineWriter):
         return tail.rpartition(b"\n")[2]
 
     def complete(self) -> None:
-        """Add a line end to the file, because only the line end of the last line is missing."""
+        """Add the line end that the last line of the file lacks."""
         os.pwrite(self._descriptor, b"\n", os.fstat(self._descriptor).st_size)
         os.fsync(self._descriptor)
 

@@ -2,8 +2,8 @@
 
 The state of an interrupt is the state of its node. An interrupt may wait for a free worker. Then it
 runs, possibly with progress reports and new attempts. At its end, it is done, failed, cancelled,
-expired (its deadline has passed), or interrupted. Only a question to a human is interrupted: its
-program was parked, or returned while the question was open.
+expired (its deadline has passed), or interrupted. Only a question to a human can be interrupted: by
+its program, which is parked or returns while the question is open.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ Values of JSON's own types are written unchanged, so that SQL can read them. Any
 written as an object whose key ``$`` names the type. A value that would not be read back equal,
 including the types of all its parts, is refused when it is written. To check this, `dumps` reads
 the value back at once and writes it a second time; both texts must be equal. Values of types that
-always come back equal, such as JSON's own types, bytes and tuples, need no check. Of an
-error, a part that cannot be recorded is replaced instead (`agentrt.journal.raised`). Instances of
+always come back equal, such as JSON's own types, bytes and tuples, need no check. A part of an
+error that cannot be recorded is not refused, but replaced (`agentrt.journal.raised`). Instances of
 users' classes are made without their constructors, because a constructor may do more than store its
 arguments. Reading a journal imports no module.
 """
@@ -635,7 +635,7 @@ class ValueReader:
                 if field.is_required():
                     raise UnkeptError(
                         f"{kind.__qualname__} was recorded without field {name!r}; "
-                        "give it a default"
+                        "give this field a default"
                     )
                 fields[name] = field.get_default(call_default_factory=True)
         extra, private = (

@@ -354,7 +354,8 @@ def default_of(kind: type[Any], field: Any) -> Any:
         return factory()
     if not isinstance(field, dataclasses.Field) or field.default is dataclasses.MISSING:
         raise UnkeptError(
-            f"{kind.__qualname__} was recorded without field {field.name!r}; give it a default"
+            f"{kind.__qualname__} was recorded without field {field.name!r}; "
+            "give this field a default"
         )
     return field.default
 

@@ -211,8 +211,9 @@ class Journal:
         return [RecordedProgram(*row) for row in await self.query(query, values)]
 
     async def open_programs(self) -> list[RecordedProgram]:
-        """Return the programs whose last attempt has no recorded end. Parked programs are left out,
-        and so are forks, because only the command that made a fork resumes it.
+        """Return the programs that have not started, or whose last attempt has no recorded end.
+        Parked programs are left out, and so are forks, because only the command that made a fork
+        resumes it.
         """
         return await self.programs(
             f"number <> {FORKED} "

@@ -37,10 +37,10 @@ if there is none with its reason.
 
 class Cause(NamedTuple):
     """A program that made a call wait. ``level`` is the queue level of the program's own call, and
-    ``attained_s`` the program's attained service in seconds. Both were noted when the program's own
-    call last started, or, if it had never started, when the wait was noted. A program that keeps
-    another program from being admitted may have the level 0 instead. A name in parentheses is not a
-    program but another cause.
+    ``attained_s`` the program's attained service in seconds. Both were noted at the last start of
+    the program's own call, or, if this call had not started, together with the wait. A program that
+    keeps another program from being admitted may have the level 0 instead. A name in parentheses is
+    not a program but another cause.
     """
 
     program: str

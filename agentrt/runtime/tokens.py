@@ -71,12 +71,12 @@ class TokenLog:
 
     ``complete`` is False if the tokens of some calls are missing, because an earlier process did
     not record them or the engine did not report them. ``rewards`` are the program's rewards
-    (`Context.reward`) by their keys. ``streamed`` has the calls of streams that a program with a
-    journal reads, by the places of their nodes, until the journal records the stream.
+    (`Context.reward`) by their keys. ``streamed`` has, by the place of a streamed call's node, its
+    tokens until the program's journal records the call; without a journal, it is empty.
 
     Without a journal, ``keep`` may record each call; it is awaited before the program gets the
-    reply. ``task`` returns the name of the task that runs now. A task that was running when its
-    process was killed runs again as a whole.
+    reply. ``task`` returns the name of the task that runs now. If the process is killed while a
+    task runs, the whole task runs again.
     """
 
     def __init__(self) -> None:

@@ -365,7 +365,7 @@ def expected_context(model: str | None) -> int | None:
     """Return how many tokens a call may have on this machine, judged by files without an engine.
 
     If ``model`` is None, the default model is meant. On a machine without GPUs, the result is at
-    most agentrt's default for a CPU. Otherwise it is None if the files do not contain the number.
+    most agentrt's default for a CPU. With GPUs, it is None if the files do not contain the number.
     """
     if not has_gpus():
         limit = None if model is None else _context_length(model)

@@ -57,7 +57,8 @@ class HttpClient(httpx2.AsyncClient):
     async def send(self, request: httpx2.Request, **options: Any) -> httpx2.Response:
         """Send a request like the base class. Return an error response if the server cannot be
         reached, if the connection breaks, if the server rejects the client (status 401 or 403), if
-        it has dropped the session (status 404), or if the JSON that it returns is not an answer.
+        it has dropped the session (status 404 or 400), if it answers an MCP request with another
+        status of 400 or above, or if the JSON that it returns is too large or is not an answer.
         """
         await request.aread()  # the SDK follows redirects with requests that have not been read
         message = _message_of(request)

@@ -164,7 +164,7 @@ def _files(source: Path, notes: Notes) -> list[tuple[Path, AbstractContextManage
         return [(source, nullcontext())]
     files = [file for file in sorted(source.rglob("*")) if {".json", ".jsonl"} & {*file.suffixes}]
     if not files:
-        raise ConfigError(f"the folder {source} has no file that ends in .json or .jsonl")
+        raise ConfigError(f"the folder {source} has no .json or .jsonl file, gzipped or not")
     return [(file, notes.leaving_out(UNREADABLE)) for file in files]
 
 

@@ -202,7 +202,7 @@ def test_what_is_no_text_file_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "bad"
     with pytest.raises(ConfigError, match=r"cannot read .*No such file"):
         read_programs(path)
-    with pytest.raises(ConfigError, match=r"has no file that ends in"):
+    with pytest.raises(ConfigError, match=r"has no .json or .jsonl file"):
         read_programs(tmp_path)
     with pytest.raises(ConfigError, match=r"cannot read .*null"):
         read_programs("a\0b")
