@@ -60,10 +60,10 @@ class Outputs:
         request = self.request
         request.num_computed_tokens += len(token_ids)
         request.num_output_placeholders = placeholders
-        given = self.scheduler._update_request_with_output(request, [*token_ids], stale)
+        result = self.scheduler._update_request_with_output(request, [*token_ids], stale)
         pool, (group,) = self.manager.block_pool, self.manager.coordinator.single_type_managers
         return (
-            given,
+            result,
             request.status,
             request.stop_reason,
             list(request.output_token_ids),
@@ -87,14 +87,14 @@ def test_a_request_gets_its_outputs_as_in_vllm(seed: int) -> None:
         kinds = [3] * 12 + [rng.choice((3, 4, 5)), EOS, STOP]
         token_ids = [rng.choice(kinds) for _ in range(rng.choice((1,) * 9 + (2,)))]
         stale = rng.random() < 0.1
-        placeholders = 0 if stale else len(token_ids) + rng.randint(0, 1)
+        placeholders = rng.randint(0, 1) + (0 if stale else len(token_ids))
         status = rng.choice((RequestStatus.RUNNING,) * 5 + (RequestStatus.PREEMPTED,))
         stock.request.status = short.request.status = status
         room = LONGEST - stock.request.num_tokens
         if len(token_ids) > room:
             break
-        told = stock.output(token_ids, placeholders, stale=stale)
-        assert short.output(token_ids, placeholders, stale=stale) == told
+        expected = stock.output(token_ids, placeholders, stale=stale)
+        assert short.output(token_ids, placeholders, stale=stale) == expected
         steps += 1
     assert stock.ordinary == steps
     assert short.ordinary <= steps

@@ -413,7 +413,7 @@ async def test_a_line_separator_in_a_session_splits_no_event() -> None:
         await in_tools(runtime, 1)
         async with httpx.AsyncClient(timeout=60) as client, client.stream("GET", url) as answer:
             _, body = await anext(messages(answer))
-        assert [one["session"] for one in body["programs"]] == ["a\u2028b"]
+        assert [row["session"] for row in body["programs"]] == ["a\u2028b"]
 
 
 async def test_a_draining_server_ends_its_streams() -> None:
