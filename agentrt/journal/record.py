@@ -119,7 +119,7 @@ class ProgramRecord:
     - ``skips`` is True if values that cannot be recorded are left out. If it is False, they are
       errors.
     - ``left`` is a function that is called with the places of nodes that the code has left for
-      good.
+      good, ``recorded`` with the place of each node whose value this process has recorded.
     - ``diverged`` is the error of a divergence, or of a recorded value that cannot be read. The
       error is kept even if the code of the program has caught it.
     """
@@ -133,6 +133,7 @@ class ProgramRecord:
         self.rests: dict[asyncio.Task[Any] | None, Rest] = {}
         self.listens = self.parked = False
         self.left: Callable[[Sequence[str]], None] = lambda places: None
+        self.recorded: Callable[[str], None] = lambda place: None
         self.skips = sink.skips
         self._sink = sink
         self.now = sink.clock.now  # seconds of the journal's clock
@@ -489,6 +490,7 @@ class ProgramRecord:
             self._skip(refused)
         else:
             self._end(start, DONE, outcome, (text, parents), waits=waits)
+            self.recorded(start.node)
 
     def _refusal(self, node: str, unkept: UnkeptError) -> UnrecordableError:
         return UnrecordableError(f"journal {self._sink.name}: {node}: {unkept}")

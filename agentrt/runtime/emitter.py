@@ -571,7 +571,7 @@ class _CallRecorder:
         self, log: TokenLog, scope: Scope, spec: CallSpec, executor: Executor, *, stream: bool
     ) -> None:
         self._log, self._prompt, self._executor = log, spec.prompt_token_ids, executor
-        self._in_journal = stream and scope.place is not None
+        self._in_journal, self._stream = scope.place is not None, stream
         # With a journal, the key is the place in the code, because a resumed program has the same
         # places.
         self._at = log.begin_task() if scope.place is None else scope.place.path
@@ -610,8 +610,9 @@ class _CallRecorder:
             self._log.complete = False
             return None
         key = self._log.key(self._at)
-        call = self._log.add(key, self._prompt, written, logprobs, report.versions)
-        if self._in_journal:
+        prompt, in_journal = self._prompt, self._in_journal
+        call = self._log.add(key, prompt, written, logprobs, report.versions, in_journal=in_journal)
+        if in_journal and self._stream:
             # The journal also records the calls of a stream that the program closes later.
             self._log.streamed.setdefault(node_of_key(key), []).append(call)
         if self._log.keep is not None:  # a cancellation must not lose tokens that are in the log

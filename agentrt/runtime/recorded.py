@@ -82,7 +82,7 @@ def restore_tokens(log: TokenLog, record: ProgramRecord) -> None:
     for node in record.past.done("value"):
         if node.start.name == REWARD:
             log.rewards[node.start.node] = record.value_of(node)
-    record.left = log.drop
+    record.left, record.recorded = log.drop, log.node_recorded
 
 
 class Recorded:

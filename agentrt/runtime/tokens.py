@@ -12,6 +12,7 @@ from array import array
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import count, islice
+from operator import itemgetter
 from typing import Any
 
 from agentrt.request.common import common_length
@@ -88,6 +89,7 @@ class TokenLog:
         self.rewards: dict[str, float] = {}
         self._sequences: list[_Growing] = []
         self._places: dict[str, tuple[_Growing, int]] = {}
+        self._unrecorded: set[str] = set()  # places of nodes that the journal has not recorded yet
 
     # -- calls -------------------------------------------------------------------------
 
@@ -126,15 +128,29 @@ class TokenLog:
         written: Sequence[int],
         logprobs: Iterable[float],
         versions: Versions = (),
+        *,
+        in_journal: bool = False,
     ) -> CallTokens:
-        """Add the tokens of a call that has ended, and return them in their recorded form."""
-        ids = array(_ID, prompt)
+        """Add the tokens of a call that has ended, and return them in their recorded form.
+
+        With ``in_journal``, the journal will record the call with its node, and `node_recorded` is
+        called then. Until then, no call of another node is recorded as a difference to this call:
+        the other node may be recorded first, or the program may be killed before this call is
+        recorded.
+        """
+        ids, node = array(_ID, prompt), node_of_key(key)
+        if in_journal:
+            self._unrecorded.add(node)
         sequence = self._extended_by(ids)
-        shared, base = self._longest_beginning(ids, sequence)
+        shared, base = self._longest_beginning(ids, sequence, node)
         new, output = tuple(ids[shared:]), tuple(written)
         call = CallTokens(key, base, shared, new, output, pack(logprobs), versions)
         self._put(call, ids, sequence)
         return call
+
+    def node_recorded(self, place: str) -> None:
+        """Note that the journal has recorded the node at ``place`` with its calls."""
+        self._unrecorded.discard(place)
 
     def restore(self, call: CallTokens) -> None:
         """Add the recorded tokens of a call. Calls are restored in the order of their ends."""
@@ -177,27 +193,38 @@ class TokenLog:
                 longest = sequence
         return longest
 
-    def _longest_beginning(self, ids: array[int], extended: _Growing | None) -> tuple[int, str]:
-        """Return the length of the longest beginning that the prompt ``ids`` shares with a
-        sequence, and the key of a call whose tokens have this beginning.
+    def _longest_beginning(
+        self, ids: array[int], extended: _Growing | None, node: str
+    ) -> tuple[int, str]:
+        """Return the length of the longest beginning that the prompt ``ids`` of a call of ``node``
+        shares with an earlier call, and the key of the earlier call; (0, "") if there is none. The
+        earlier call is recorded already, or belongs to the same node.
 
-        If the prompt extends a sequence, only this sequence is considered, otherwise the latest
-        sequences.
+        If the prompt extends a sequence, only the calls of this sequence are considered, otherwise
+        the calls of the latest sequences.
         """
-        shared, base = 0, ""
+        longest = 0, ""
         late = islice(reversed(self._sequences), _CANDIDATES)
         for sequence in late if extended is None else (extended,):
             length = common_length(sequence.ids, ids)
-            if length > shared and (key := self._call_with(sequence, length)):
-                shared, base = length, key
-        return shared, base
+            if length > longest[0]:
+                beginning = self._call_with(sequence, length, node)
+                longest = max(longest, beginning, key=itemgetter(0))
+        return longest
 
-    def _call_with(self, sequence: _Growing, length: int) -> str:
-        """Return the key of a call whose tokens include the first ``length`` tokens of a sequence;
-        "" if all such calls were dropped.
+    def _call_with(self, sequence: _Growing, length: int, node: str) -> tuple[int, str]:
+        """Return the key of a call whose tokens include the first ``length`` tokens of a sequence,
+        or as many of them as possible, after the number of these tokens; (0, "") if there is none.
         """
-        calls = ((end, key) for end, key in sequence.ends if end >= length)
-        return next((key for end, key in calls if self._places.get(key) == (sequence, end)), "")
+        best = 0, ""
+        for end, key in sequence.ends:  # the ends increase
+            own = node_of_key(key)
+            is_recorded = own == node or own not in self._unrecorded
+            if is_recorded and self._places.get(key) == (sequence, end):  # it was not dropped
+                best = min(end, length), key
+                if end >= length:
+                    break
+        return best
 
     def drop(self, places: Iterable[str]) -> None:
         """Drop the tokens that the model wrote in calls of the nodes at ``places``, and the rewards
@@ -219,6 +246,7 @@ class TokenLog:
         """Drop all tokens and rewards, because the program runs again from its beginning."""
         self._sequences.clear()
         self._places.clear()
+        self._unrecorded.clear()
         self.streamed.clear()
         self.rewards.clear()
         self.complete = True

@@ -151,6 +151,52 @@ async def _broken_off(
 
 
 @program
+async def choices_beside_a_call(ctx: Context, question: str) -> None:
+    """A call ends between two choices of another call, and has the same prompt."""
+
+    async def beside() -> None:
+        await ctx.llm(question, max_tokens=20)
+        await ctx.llm("beside", max_tokens=1)
+
+    await asyncio.gather(ctx.llm(question, n=2), beside())
+    await ctx.llm("last")
+
+
+@program
+async def call_in_a_stream(ctx: Context, question: str) -> None:
+    """A call is made after the last piece of a stream, before the stream has ended."""
+    async for piece in ctx.llm(question, stream=True, max_tokens=9):
+        if str(piece).endswith("9"):
+            await ctx.llm(question)
+            await ctx.llm("beside", max_tokens=1)
+    await ctx.llm("last")
+
+
+@pytest.mark.parametrize(
+    ("code", "calls"), [(choices_beside_a_call, (3, 4)), (call_in_a_stream, (2, 3))]
+)
+async def test_a_prompt_is_not_recorded_as_a_difference_to_a_call_that_is_recorded_later(
+    code: Program, calls: tuple[int, ...], tmp_path: Path
+) -> None:
+    """The batch is broken off before the first call is recorded, and after all are."""
+
+    def ends_at_different_times(prompt: str, call: Call) -> str:
+        if len(engine.calls) > last:
+            first.cancel()
+        return "123456789" * (2, 1, 8)[engine.calls.count(prompt) - 1]
+
+    for last in calls:
+        engine, out = LettersEngine(ends_at_different_times), tmp_path / f"{last}.jsonl"
+        first = asyncio.create_task(recorded(["why?"], code, tokens=True, out=out, executor=engine))
+        with pytest.raises(asyncio.CancelledError):
+            await first
+        [result] = await recorded(["why?"], code, tokens=True, out=out)
+        assert result.recorded is not None
+        assert result.recorded.complete
+        check(result.recorded)
+
+
+@program
 async def closes_late(ctx: Context, question: str) -> int:
     """Read all pieces of a stream, close the stream before it says that it has ended, and go on."""
     context = await ctx.context(question)

@@ -112,6 +112,22 @@ def test_a_growing_chat_is_recorded_as_differences() -> None:
     assert size == len(sequence.token_ids) == 5000 + 20 * 50 + 19 * 3
 
 
+def test_choices_of_a_call_and_turns_of_a_chat_are_recorded_as_differences() -> None:
+    """1. A turn. 2. Two choices that are not recorded yet. 3. A parallel call with their prompt."""
+    log = TokenLog()
+    log.add(log.key("0#0"), [1, 2, 3], [10], [-1.0], in_journal=True)
+    log.node_recorded("0#0")
+    prompt = [1, 2, 3, 10, *range(100)]
+    first = log.add(log.key("0#1.0"), prompt, [20], [-1.0], in_journal=True)
+    second = log.add(log.key("0#1.1"), prompt, [30], [-1.0], in_journal=True)
+    parallel = log.add(log.key("0#2"), prompt, [40], [-1.0], in_journal=True)
+    log.node_recorded("0#1")
+    later = log.add(log.key("0#3"), prompt, [50], [-1.0], in_journal=True)
+    assert (first.base, first.shared) == (parallel.base, parallel.shared) == ("0#0/0", 4)
+    assert (second.base, second.shared) == ("0#1.0/0", len(prompt))
+    assert (later.base in ("0#1.0/0", "0#1.1/0"), later.shared) == (True, len(prompt))
+
+
 def test_a_log_whose_earlier_call_is_lost_says_that_it_is_not_complete() -> None:
     log, rows = logged([([1], [1000], [-1.0]), ([1, 1000, 2], [2000], [-2.0])])
     again = TokenLog()
