@@ -58,9 +58,9 @@ class EngineProgram(ProgramStats):
     """The part of ``claim`` that is for future calls, in blocks."""
     ceded: int = 0
     """Blocks of the program's waiting calls that it does not claim, in favour of other programs."""
-    counted: tuple[int, int] = (0, 0)
+    counted: tuple[int, int, int] = (0, 0, 0)
     """The blocks that `WorkingSet` has added for this program to its sums over all residents: the
-    blocks that the program needs now, and the program's growth.
+    blocks that the program needs now, the blocks that are kept for it, and its growth.
     """
     last_turn_at: float | None = None
     """The time at which the program's last call with output ended; None before the end of the first
@@ -73,7 +73,7 @@ class EngineProgram(ProgramStats):
         self.resident = self.was_resident = self.admitted_by_age = False
         self.tool_wait_until, self.tool_wait_for = None, ""
         self.context_tokens = self.shared_tokens = self.claim = self.growth = self.ceded = 0
-        self.counted = (0, 0)
+        self.counted = (0, 0, 0)
         self.last_turn_at = None
 
 

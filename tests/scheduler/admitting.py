@@ -155,6 +155,8 @@ def check_sums(admission: Admission | None) -> None:
         return
     calling = [row for row in admission.residents if row.queued]
     assert admission._needed == sum(row.claim - row.growth for row in calling)
+    kept = [row for row in admission.residents if row not in admission._due]
+    assert admission._kept == sum(row.claim - row.growth for row in kept)
     assert admission._growth == sum(row.growth for row in admission.residents)
     assert admission._due_claim == sum(row.claim for row in admission._due)
     assert admission.claimed == admission._shared + sum(r.claim for r in admission.residents)

@@ -182,6 +182,38 @@ def test_a_returning_program_continues_if_the_programs_with_calls_fit(
     assert ("a" in engine.inside()) is goes_on
 
 
+@pytest.mark.parametrize(
+    ("away_s", "evicted", "leaves"), [(0.0, 20, "a/6"), (0.0, 0, None), (WORTH_S, 20, None)]
+)
+def test_a_program_leaves_after_as_much_was_recomputed_as_its_context(
+    away_s: float, evicted: int, leaves: str | None
+) -> None:
+    """Three programs make calls in turns, and their contexts exceed the cache together. In each
+    call, ``evicted`` blocks have to be recomputed. With ``away_s``, no context is held.
+    """
+    engine = Counted()
+    calls = {name: engine.wants(name, 30) for name in "abc"}
+    engine.step()
+    for call in calls.values():
+        engine.end(call, output=0)
+    out = None
+    for name, adds in zip("abcab", (11, 11, 1, 1, 1), strict=True):
+        engine.now += away_s
+        engine.let_in()
+        call = engine.arrive(name, adds * BLOCK)
+        if name not in engine.inside():
+            out = call
+            break
+        engine.contexts[name] -= evicted * BLOCK
+        engine.step(0.0)
+        engine.end(call, output=0)
+    assert out == leaves
+    if out is not None:  # the others fit without it
+        for name in "bc":
+            engine.arrive(name, BLOCK)
+            assert name in engine.inside()
+
+
 @pytest.mark.parametrize(("adds", "goes_on"), [(28, True), (33, False)])
 def test_a_shared_prefix_counts_for_programs_with_calls(adds: int, goes_on: bool) -> None:
     engine = Counted()

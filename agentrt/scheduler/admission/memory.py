@@ -68,8 +68,16 @@ class WorkingSet(Admission):
         """The part of ``claimed`` that is for the shared prefixes, in blocks."""
         self._needed = 0
         """Blocks that residents with calls that could start claim, without their growth."""
+        self._kept = 0
+        """Blocks that these residents and the absent residents whose contexts are held claim,
+        without their growth.
+        """
         self._growth = 0
         """Blocks that residents claim for future calls."""
+        self._lost_tokens = 0
+        """Tokens that residents have recomputed because their contexts exceed the cache, since the
+        last expulsion.
+        """
         self._branching: dict[EngineProgram, None] = {}
         """Residents with several calls in the engine."""
         self._kinds: Counter[tuple[str, str]] = Counter()
@@ -115,6 +123,9 @@ class WorkingSet(Admission):
 
     def call_started(self, call: QueuedCall, now: float) -> None:
         program, cached = call.program, call.cached_tokens or 0
+        was_served = program.attained_s > program.attained_when_admitted_s
+        if program.resident and was_served and not call.preemptions and self._overfull:
+            self._lost_tokens += max(call.known_tokens - cached, 0)
         # The call may have waited in a queue of vLLM's own, which has no admission.
         self.join(program)
         if call.preemptions:
@@ -202,6 +213,7 @@ class WorkingSet(Admission):
         if program in self._due:
             del self._due[program]
             self._due_claim -= program.claim
+            self._count(program)
 
     # -- which residents stay --------------------------------------------------------------
 
@@ -214,8 +226,16 @@ class WorkingSet(Admission):
         program = call.program
         if len(program.queued) > 1:
             return True
-        outgrown = self._busy > self.capacity.blocks and len(self.residents) > 1
+        outgrown = len(self.residents) > 1 and (
+            self._busy > self.capacity.blocks
+            or (self._overfull and self._lost_tokens >= program.context_tokens)
+        )
         return not (outgrown or self._gives_way(program, call)) or self._all_branch
+
+    @property
+    def _overfull(self) -> bool:
+        """Whether the contexts that residents use or hold exceed the cache."""
+        return self._kept + self._shared > self.capacity.blocks
 
     def _gives_way(self, program: EngineProgram, call: QueuedCall) -> bool:
         """Return whether a program is expelled between two of its calls, in favour of the first
@@ -246,6 +266,7 @@ class WorkingSet(Admission):
             program = self._held.pop()
             self._due[program] = None
             self._due_claim += program.claim
+            self._count(program)
         calls = super().admit(now, running)
         self._full_at = None if calls else running
         return calls
@@ -571,17 +592,27 @@ class WorkingSet(Admission):
     def _count(self, program: EngineProgram) -> None:
         """Update the sums of the residents' claims after a change of one program.
 
-        A resident with a call that could start adds the blocks that it needs now. Each resident
-        adds its growth.
+        A resident with a call that could start adds the blocks that it needs now. It adds them to
+        the kept blocks, too, as does an absent resident whose context is held. Each resident adds
+        its growth.
         """
         self._full_at = None
-        counted = (0, 0)
+        needed, kept, growth = program.counted
+        self._needed, self._kept, self._growth = (
+            self._needed - needed,
+            self._kept - kept,
+            self._growth - growth,
+        )
+        needed = kept = growth = 0
         if program.resident:
-            needed = program.claim - program.growth if _can_run(program) else 0
-            counted = (needed, program.growth)
-        self._needed += counted[0] - program.counted[0]
-        self._growth += counted[1] - program.counted[1]
-        program.counted = counted
+            growth = program.growth
+            if program not in self._due:
+                kept = program.claim - growth
+                needed = kept if _can_run(program) else 0
+        program.counted = needed, kept, growth
+        self._needed += needed
+        self._kept += kept
+        self._growth += growth
 
     def _apply(self, decision: Admit) -> None:
         decision.program.admitted_by_age = self._oldest_is_next
@@ -620,6 +651,7 @@ class WorkingSet(Admission):
         if not program.resident:
             return
         super().expel(program)
+        self._lost_tokens = 0
         self._leave_kind(program.kind)
         self._branching.pop(program, None)
         program.was_resident = True
