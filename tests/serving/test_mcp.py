@@ -6,7 +6,7 @@ import asyncio
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -517,6 +517,26 @@ async def test_a_cancelled_call_cancels_its_run(local: Local, mode: str) -> None
         await asyncio.wait([call])
         await local.until(lambda: not local.runtime.runs)
         assert run.state is RunState.CANCELLED
+
+
+async def test_a_cancelled_call_whose_run_ignores_the_cancellation_is_cancelled_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("agentrt.runtime.run._AGAIN_S", 0.01)
+
+    @program
+    async def stubborn(ctx: Context) -> None:
+        for _ in range(3):
+            with suppress(asyncio.CancelledError):
+                await asyncio.Event().wait()
+
+    served = {"stubborn": ServedProgram(stubborn, "test")}
+    async with serving(served=served) as local, local.client() as client:
+        call = asyncio.create_task(client.call_tool("stubborn", {}))
+        await local.until(lambda: local.runtime.runs)
+        call.cancel()
+        await asyncio.wait([call])
+        await local.until(lambda: not local.runtime.runs)
 
 
 @pytest.mark.parametrize("mode", MODES)

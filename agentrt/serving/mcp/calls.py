@@ -48,7 +48,7 @@ from agentrt import __version__
 from agentrt.errors import QuestionClosedError, ToolArgumentsError, text_of
 from agentrt.graph import Node
 from agentrt.runtime.events import Event, NodeChanged, NodeEnded, NodeStarted, RunEnded
-from agentrt.runtime.run import RunState
+from agentrt.runtime.run import RunState, cancel_until_ended
 from agentrt.serving.langgraph.responses import to_json
 from agentrt.serving.mcp.offers import Offer
 from agentrt.serving.middleware import tenant_of
@@ -217,7 +217,7 @@ class Calls:
             return
         run = call.served_run.run
         call.served_run.watchers.discard(call.events)
-        run.cancel()
+        cancel_until_ended(run)
         with anyio.CancelScope(shield=True):
             for asking in call.asking.values():
                 asking.cancel()
@@ -240,7 +240,7 @@ class Calls:
         return InputRequiredResult(input_requests=asking, request_state=state)
 
     def _expire(self, state: str) -> None:
-        self._waiting.pop(state).served_run.run.cancel()
+        cancel_until_ended(self._waiting.pop(state).served_run.run)
 
     def _ask(self, request: McpRequest, call: ToolRun, question: QuestionView) -> None:
         asking = asyncio.create_task(self._elicit(request, call, question))
@@ -273,7 +273,7 @@ class Calls:
             return
         if result.action != "accept":
             call.is_declined = True
-            call.served_run.run.cancel()
+            cancel_until_ended(call.served_run.run)
             return
         try:
             self._questions.answer(question_id, _answer_in(question, result))

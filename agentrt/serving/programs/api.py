@@ -25,7 +25,7 @@ from agentrt.errors import ConfigError, text_of
 from agentrt.extras import install_command
 from agentrt.program import Program
 from agentrt.runtime.events import Event, NodeChanged, NodeEnded, NodeStarted, RunEnded
-from agentrt.runtime.run import Run, RunState
+from agentrt.runtime.run import Run, RunState, cancel_until_ended
 from agentrt.scheduler.table import ProgramState, state_of
 from agentrt.serving.error_responses import ApiError, OpenAIRoute, client_gone
 from agentrt.serving.former import FormerPath
@@ -62,7 +62,7 @@ def add_runs(
             await _begun(served_run.run)  # a run whose id the client gets must be in the journal
             return JSON(describe_run(served_run), 202)
         if await _is_gone_before(request, served_run.run):
-            served_run.run.cancel()
+            cancel_until_ended(served_run.run)
             return client_gone()
         return JSON(describe_run(served_run))
 
@@ -106,7 +106,7 @@ def add_runs(
         if parking is not None and await parking.cancel(tenant, name, run_id):
             return JSON(await _describe_any(server, runs, parking, tenant, name, run_id))
         served_run = runs.get(tenant, name, run_id)
-        served_run.run.cancel()
+        cancel_until_ended(served_run.run)
         await _end_of(served_run.run)
         return JSON(describe_run(served_run))
 
@@ -172,7 +172,7 @@ def _describe(name: str, program: Program) -> dict[str, Any]:
         "needs_input": program.needs_input,
         "description": (program.__doc__ or "").strip() or None,
         "input_schema": program.input_schema(),
-        "links": {"self": f"{path}", "runs": f"{path}/runs"},
+        "links": {"self": path, "runs": f"{path}/runs"},
     }
 
 
@@ -255,7 +255,7 @@ async def _events(
         yield {"event": "run", "data": encode(describe_run(served_run)).decode()}
     finally:
         served_run.watchers.discard(box)
-        served_run.run.cancel()
+        cancel_until_ended(served_run.run)
 
 
 def _node(event: NodeStarted | NodeChanged | NodeEnded) -> dict[str, Any]:

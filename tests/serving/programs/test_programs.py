@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 from urllib.parse import quote
 
@@ -334,6 +335,16 @@ async def forever(ctx: Context) -> None:
 
 
 SERVED = {one.name: ServedProgram(one, "here.py") for one in (total, forever)}
+
+
+@program
+async def stubborn(ctx: Context) -> str:
+    for _ in range(3):
+        with suppress(asyncio.CancelledError):
+            await asyncio.Event().wait()
+    return "done at last"
+
+
 RUNS = "/v1/programs/sum/runs"
 
 
@@ -453,3 +464,23 @@ async def test_a_run_is_cancelled_by_hand_and_by_its_deadline() -> None:
         late = (await local.client.post(at, json={"deadline": 0.05})).json()
         assert (late["state"], late["error"]["type"]) == ("cancelled", "DeadlineExceeded")
         assert len(local.runtime.table) == 0
+
+
+@pytest.mark.parametrize("how", ["cancels", "stops waiting", "leaves the stream"])
+async def test_a_run_that_ignores_a_cancellation_is_cancelled_again(
+    how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("agentrt.runtime.run._AGAIN_S", 0.01)
+    path = "/v1/programs/stubborn/runs"
+    served = {"stubborn": ServedProgram(stubborn, "here.py")}
+    async with open_server(served=served) as local:
+        if how == "cancels":
+            run_id = (await local.client.post(path, json={"wait": False})).json()["id"]
+            ended = (await local.client.post(f"{path}/{run_id}/cancel")).json()
+            assert (ended["state"], ended["result"]) == ("done", "done at last")
+            return
+        body = {"stream": how == "leaves the stream"}
+        following = asyncio.create_task(local.client.post(path, json=body))
+        await local.until(lambda: local.runtime.runs)
+        following.cancel()
+        await local.until(lambda: not local.runtime.runs)
