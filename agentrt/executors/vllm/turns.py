@@ -6,6 +6,7 @@ The owner of an item in a queue, or of some work, is a tenant.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import deque
 from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
@@ -113,14 +114,16 @@ class SharedThread:
 async def to_its_end(working: asyncio.Future[T]) -> T:
     """Return the result of work in a thread, which cannot be stopped.
 
-    A caller that is cancelled waits for the end of the work, too. The work's result or error is
-    then dropped.
+    A caller that is cancelled, once or several times, waits for the end of the work, too. The
+    work's result or error is then dropped.
     """
     try:
         return await asyncio.shield(working)
     except asyncio.CancelledError:
         working.add_done_callback(_drop_error)
-        await asyncio.wait([working])
+        while not working.done():
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.wait([working])
         raise
 
 

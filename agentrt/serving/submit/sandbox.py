@@ -90,10 +90,12 @@ class Steps:
             left = list(self._calls.values())
             for task in left:
                 task.cancel()
-            if left:
-                await asyncio.wait(left)
-            if (session := self._session) is not None:
-                await self._workers.in_thread(lambda: self._workers.leave_here(session))
+            try:
+                if left:
+                    await asyncio.wait(left)
+            finally:  # also if the run is cancelled again
+                if (session := self._session) is not None:
+                    await self._workers.in_thread(lambda: self._workers.leave_here(session))
 
     async def _turn(self, go_on: Callable[[], Any]) -> Any:
         """Run a turn of the program, start the calls that the program requested, and return where

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
 
 pytest.importorskip("pydantic_monty")
 
-from tests.serving.local import open_server
+from agentrt.request import CallReport
+from tests.serving.local import Held, open_server
 from tests.serving.submit.sources import CALLS, SPINS, processes, send
 from tests.serving.tenants.plain_keys import PlainKeys
 
@@ -61,4 +63,37 @@ async def main(ctx):
         assert len(processes()) == 2
     assert [one[0] for one in found] == [[False, False, None]] * 2
     assert found[0][1] != found[1][1]
+    assert not processes()
+
+
+class SlowToAbort(Held):
+    """An engine that says what an aborted call used only once it is released."""
+
+    async def aborted(self, call_id: str) -> CallReport:
+        self.aborting.set()
+        await self.go.wait()
+        return CallReport()
+
+    def __init__(self, **fields: Any) -> None:
+        super().__init__(**fields)
+        self.aborting = asyncio.Event()
+
+
+async def test_a_program_that_is_cancelled_again_while_its_calls_end_frees_its_process() -> None:
+    """Otherwise a tenant could leave as many processes as it starts and cancels programs."""
+    async with open_server(submit=True, kind=SlowToAbort) as local:
+        started = await local.client.post("/v1/programs", json={"source": CALLS, "wait": False})
+        path = f"/v1/programs/submitted/runs/{started.json()['id']}/cancel"
+        await local.until(local.engine.began.is_set)
+        cancelling = [asyncio.create_task(local.client.post(path))]
+        await local.until(local.engine.aborting.is_set)
+        [own] = processes()
+        [run] = local.runtime.runs.values()
+        assert run.task is not None
+        cancelling.append(asyncio.create_task(local.client.post(path)))
+        await local.until(lambda: run.task.cancelling() == 2)
+        local.engine.go.set()
+        await asyncio.gather(*cancelling)
+        assert (await send(local, CALLS))["state"] == "done"
+        assert processes() == [own]
     assert not processes()

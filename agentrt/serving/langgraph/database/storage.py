@@ -22,6 +22,7 @@ from langgraph.checkpoint.base import (
 from langgraph.store.base import BaseStore, TTLConfig
 
 from agentrt.errors import ConfigError
+from agentrt.executors.vllm.turns import to_its_end
 from agentrt.extras import install_command
 from agentrt.integrations._compat.langgraph import CHECKPOINT_TABLE, number_checkpoints_after
 from agentrt.integrations.langgraph.threads import thread_config
@@ -122,12 +123,7 @@ async def _whole(write: Coroutine[Any, Any, T]) -> T:
 
     Otherwise the write's transaction would be undone, and what a task has computed would be lost.
     """
-    writing = asyncio.create_task(write)
-    try:
-        return await asyncio.shield(writing)
-    except asyncio.CancelledError:
-        await asyncio.wait([writing])
-        raise
+    return await to_its_end(asyncio.create_task(write))
 
 
 @dataclass(frozen=True, slots=True)
