@@ -257,6 +257,10 @@ class Middleware:
             await self._app(scope, receive, send)
             return
         app = self._direct.get(path, self._app)
+        # The paths in `_direct` are vLLM's, which accepts such a URL.
+        if app is self._app and (refusal := _nul_refusal(scope)) is not None:
+            await refusal(scope, receive, send)
+            return
         if is_long(headers):
             work = self._read_and_pass(app, scope, receive, send, headers)
             await self._long.run(scope["state"]["tenant"], work)
@@ -404,6 +408,21 @@ class _Sending:
     async def _last(self, message: Message) -> None:
         await self._send(message)
         self.is_over = True
+
+
+def _nul_refusal(scope: Scope) -> Response | None:
+    """Return the error for a request whose URL has a NUL character; None for all other requests.
+
+    PostgreSQL refuses texts with this character, so a search for such a text would fail.
+    """
+    path = scope["path"]
+    if "\0" in path:
+        said = f"{scope['method']} {path}: not found, because no path has a NUL character (%00)"
+        return error_response(path, 404, said, code="not_found")
+    if b"%00" in scope["query_string"]:
+        said = "the query of the URL has a NUL character (%00); leave it out"
+        return error_response(path, 400, said, code="invalid_value")
+    return None
 
 
 def _is_large(read: ReadBody) -> bool:

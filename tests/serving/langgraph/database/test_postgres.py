@@ -220,6 +220,21 @@ async def test_background_work_of_a_server(url: str) -> None:
         await state.clear_away(time.time())
 
 
+async def test_a_url_with_a_character_that_postgresql_refuses_is_the_clients_mistake(
+    it: Serving, client: LangGraphClient
+) -> None:
+    for path, status in (
+        ("/store/items?key=%00&namespace=a", 400),
+        ("/store/items?key=a&namespace=%00", 400),
+        ("/v1/questions?thread=%00", 400),
+        ("/v1/questions/%00", 404),
+        ("/threads/%00/state", 404),
+    ):
+        answer = await client.http.client.get(path)
+        assert (answer.status_code, "NUL" in answer.text) == (status, True), answer.text
+    assert (await client.http.client.get("/store/items?key=%2500")).json() is None
+
+
 def test_a_missing_database_gets_an_error(tmp_path: Path) -> None:
     with (
         pytest.raises(ConfigError, match=r"--database postgresql://x@127\.0\.0\.1:1/y"),
