@@ -409,6 +409,19 @@ async def test_questions_are_asked_of_the_client(local: Local, mode: str) -> Non
         assert third[0] == second
 
 
+async def test_a_form_whose_field_may_have_any_value_is_asked_as_one_text() -> None:
+    @program
+    async def notes(ctx: Context) -> Any:
+        return await ctx.human("Notes?", schema={"type": "object", "properties": {"note": True}})
+
+    human = answering({"answer": '{"note": [1]}'})
+    served = {"notes": ServedProgram(notes, "test")}
+    async with serving(served=served) as local, local.client(elicitation_callback=human) as client:
+        result = await client.call_tool("notes", {})
+    assert (result.is_error, result.structured_content) == (False, {"note": [1]})
+    assert human.asked[0][1]["properties"] == {"answer": {"type": "string"}}
+
+
 @pytest.mark.parametrize("mode", MODES)
 async def test_a_graph_asks_too(local: Local, mode: str) -> None:
     human = answering({"answer": "blue"})

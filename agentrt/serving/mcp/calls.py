@@ -378,7 +378,9 @@ def _is_form(schema: Mapping[str, Any] | None) -> bool:
     return bool(fields) and all(map(_is_field, fields.values()))
 
 
-def _is_field(schema: Mapping[str, Any]) -> bool:
+def _is_field(schema: Any) -> bool:
+    if not isinstance(schema, Mapping):  # true or false, which allow every value or none
+        return False
     texts = schema.get("enum", [""])
     is_choice = "enum" in schema and all(isinstance(text, str) for text in texts)
     return is_choice or ("enum" not in schema and schema.get("type") in _SIMPLE)
