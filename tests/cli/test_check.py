@@ -25,6 +25,17 @@ def needy(config):
     config["configurable"]["cups"]
     return graph
 
+def checks(config):
+    if "cups" not in config["configurable"]:
+        raise ValueError("cups are required")
+    return graph
+
+def has_defaults(config):
+    configurable = config.get("configurable") or {}
+    if not configurable.get("cups"):
+        raise ValueError("cups are required")
+    return graph
+
 def needy_context(runtime: "ServerRuntime"):
     runtime.execution_runtime.context["spoons"]
     return graph
@@ -138,10 +149,11 @@ def test_what_must_be_around_the_graphs_is_looked_for(tmp_path: Path, command: R
 
 
 def test_a_factory_that_needs_more_of_a_run_is_served(tmp_path: Path, command: Run) -> None:
-    path = project(tmp_path, graphs=graphs("needy"))
+    names = "needy", "checks", "has_defaults"
+    path = project(tmp_path, graphs=graphs(*names))
     ran = command("serve", "--check", path)
     says = "yes the graph's factory fails unless the config or context of a run has cups"
-    assert (ran.code, rows(ran.out)) == (0, {"graphs.needy": says})
+    assert (ran.code, rows(ran.out)) == (0, {f"graphs.{name}": says for name in names})
 
 
 def test_a_factory_that_needs_a_run_is_served(tmp_path: Path, command: Run) -> None:

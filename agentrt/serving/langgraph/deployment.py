@@ -166,6 +166,13 @@ class _RecordingMapping(dict[str, Any]):
         self._missed.append(key)
         raise KeyError(key)
 
+    def __bool__(self) -> bool:
+        return True  # a factory that reads ``mapping or {}`` must also read this mapping
+
+    def __contains__(self, key: object) -> bool:
+        self._missed.append(str(key))
+        return False
+
     def get(self, key: str, default: Any = None) -> Any:
         """Record the key, and return the default."""
         self._missed.append(key)
