@@ -275,12 +275,9 @@ class ThreadRoutes(Routes):
         made, is_new = await self._all.create(caller.tenant, body, only)
         if not body.supersteps or not is_new:  # an existing thread stays unchanged
             return JSON(made)
-        try:
+        async with self._whole_or_none(made["thread_id"]):
             await self._state.thread(caller, key, "update")
             await self._states.write(caller, graph_id, made["thread_id"], body.supersteps)
-        except BaseException:
-            await self._forget(made["thread_id"])
-            raise
         return JSON(thread_json(await self._all.get(caller.tenant, key)))
 
     @route("POST", "/threads/search", writes=False)
@@ -383,12 +380,13 @@ class ThreadRoutes(Routes):
         metadata = caller.metadata_after("threads.create", value)
         body = bodies.ThreadCreate(thread_id=key, metadata=metadata)
         new, _ = await self._all.create(caller.tenant, body)
-        await self._state.storage.copy_thread(str(thread_id), new["thread_id"])
-        columns = ("status", "values", "interrupts", "error")
-        state = {name: row._mapping[name] for name in columns}
-        if state["status"] == "busy":  # because of runs that wait, which are not copied
-            state |= await self._states.at_rest(caller, thread_id)
-        await self._all.update_state(new["thread_id"], state)
+        async with self._whole_or_none(new["thread_id"]):
+            await self._state.storage.copy_thread(str(thread_id), new["thread_id"])
+            columns = ("status", "values", "interrupts", "error")
+            state = {name: row._mapping[name] for name in columns}
+            if state["status"] == "busy":  # because of runs that wait, which are not copied
+                state |= await self._states.at_rest(caller, thread_id)
+            await self._all.update_state(new["thread_id"], state)
         return thread_json(await self._all.get(caller.tenant, key))
 
     async def forget_all_of(self, caller: Requester, assistant_id: str) -> None:
@@ -435,6 +433,15 @@ class ThreadRoutes(Routes):
         if body.ids is not None:
             conditions.append(threads.c.thread_id.in_([str(key) for key in body.ids]))
         return await self._database.page(threads, conditions, "thread_id", body, columns)
+
+    @asynccontextmanager
+    async def _whole_or_none(self, key: str) -> AsyncIterator[None]:
+        """Delete a new thread if the ``with`` block, which writes its state, raises."""
+        try:
+            yield
+        except BaseException:
+            await self._forget(key)
+            raise
 
     async def _forget(self, key: str) -> None:
         await self._queue.stop_all(self._queue.live_in(key), "interrupt")

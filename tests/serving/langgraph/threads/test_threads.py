@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 from datetime import datetime, timedelta
 from typing import Any
 from uuid import uuid4
@@ -9,7 +10,9 @@ from uuid import uuid4
 import pytest
 from langgraph_sdk.client import LangGraphClient
 from langgraph_sdk.errors import ConflictError
+from sqlalchemy.exc import OperationalError
 
+from agentrt.serving.langgraph.database.storage import Storage
 from tests.serving.langgraph.runs.test_runs import DONE, IN, a_thread
 
 
@@ -63,6 +66,23 @@ async def test_a_copy_has_none_of_the_runs_that_wait(
     assert (copy["status"], copy["values"]) == (status, before["values"])
     assert copy["interrupts"] == before["interrupts"]
     await client.threads.delete(thread)
+
+
+async def test_a_copy_that_fails_leaves_no_thread(
+    client: LangGraphClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mark = str(uuid4())
+    thread = (await client.threads.create(metadata={"mark": mark}))["thread_id"]
+    await client.runs.wait(thread, "steps", input=IN)
+
+    async def full(storage: Storage, source: str, target: str) -> None:
+        error = sqlite3.OperationalError("database or disk is full")
+        raise OperationalError("INSERT", None, error)
+
+    monkeypatch.setattr(Storage, "copy_thread", full)
+    answer = await client.http.client.post(f"/threads/{thread}/copy")
+    assert answer.status_code == 507
+    assert await client.threads.count(metadata={"mark": mark}) == 1
 
 
 async def test_a_preference_may_have_any_case(client: LangGraphClient) -> None:
