@@ -139,8 +139,9 @@ class TenantStore(BaseStore):
         """Return the result of ``op`` in the form for the tenant, without the label of the tenant's
         namespace.
 
-        Leaves out items outside the namespace of ``op``, because old versions of LangGraph's stores
-        return the items of ("docs-2",) for the prefix ("docs",).
+        Also leaves out items outside the namespace of ``op``. This is a second guard: the server
+        refuses old versions of LangGraph's stores, which return the items of ("docs-2",) for the
+        prefix ("docs",).
         """
         if isinstance(result, Item):
             return _shorter(result) if result.namespace[0] == self._root else None

@@ -131,8 +131,9 @@ class Webhooks:
 
         The request goes to an address that was checked, even if the host's name is resolved
         differently a moment later: to the first of the host's addresses that accepts a connection.
-        (``localhost`` is often ::1 before it is 127.0.0.1.) Redirects are not followed, and the
-        response's body is not read.
+        For example, the first address of ``localhost`` is often ::1, and the second 127.0.0.1.
+        Redirects are not followed, and the response's body is not read.
+
         Raises `NotTakenError`, `OSError` or httpx's `TransportError` if another try may succeed,
         `ValueError` if no other try can, and `ConfigError` if the certificates with which servers
         are verified cannot be read.

@@ -72,7 +72,8 @@ class ToolRun:
     the nodes that run or wait now, and ``ended`` counts the nodes that have ended. ``beats`` counts
     the progress reports since the last node ended, and ``due`` is the time of the next of these
     reports on the event loop's clock (None: never). ``asking`` are the tasks that ask the client,
-    by question id. ``is_declined`` says that the client declined a question, which ends the run.
+    by question id. ``expiry`` is the timer that ends the call if the client does not continue it.
+    ``is_declined`` says that the client declined a question, which ends the run.
     """
 
     served_run: ServedRun

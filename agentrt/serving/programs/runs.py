@@ -38,7 +38,8 @@ _KEPT_S = 3600.0
 """Seconds for which an ended run stays in memory."""
 _AHEAD = 1024
 """Maximum number of events that wait for a slow reader. The reader misses further events about
-nodes, but no question, and not the end of the run.
+nodes, but never the end of the run. It misses a question only if all waiting events are about
+questions.
 """
 
 

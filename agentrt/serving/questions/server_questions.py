@@ -75,8 +75,8 @@ class Viewer:
 
 @dataclass(frozen=True, slots=True)
 class QuestionFilter:
-    """A selection of questions: the newest ``limit`` questions of ``run`` and of ``thread`` (None:
-    of all runs or threads).
+    """A selection of questions: the newest ``limit`` questions. If ``run`` is set, only questions
+    of this run are selected, and if ``thread`` is set, only questions of this thread.
     """
 
     run: str | None = None
@@ -99,7 +99,8 @@ class QuestionSource(Protocol):
         """Answer a question. Return additional fields for the HTTP response to the answer.
 
         Raises `ToolArgumentsError` for an answer that does not match the question's schema, and
-        `QuestionClosedError` if the question is not open any more.
+        `QuestionClosedError` if the question is not open any more. If the answer starts a run, also
+        raises the errors of this start, such as `BusyError`.
         """
 
 
@@ -202,8 +203,7 @@ class ServerQuestions:
     async def answer(self, viewer: Viewer, question_id: str, value: Any) -> dict[str, Any] | None:
         """Answer a question, and return the response as JSON; None for an unknown question.
 
-        Raises `ToolArgumentsError` for an answer that does not match the question's schema, and
-        `QuestionClosedError` if the question is not open any more.
+        Raises as `QuestionSource.answer` does.
         """
         source, question = await self._find(viewer, question_id)
         if source is None or question is None:

@@ -70,7 +70,8 @@ class HostCalls:
     def do(self, operation: str, target: int, args: Sequence[Any]) -> Any:
         """Run a synchronous operation on a token context, and return its result as plain data.
 
-        Raises `ConfigError` for an unknown operation or context.
+        Raises `ConfigError` for an unknown operation or context, and the errors of the operation
+        itself.
         """
         context = self._of(target)
         if operation == "fork":
@@ -175,7 +176,7 @@ class HostCalls:
             _check_likely("logprobs", chosen["logprobs"])
         if chosen.get("constrain") is not None:
             chosen["constrain"] = constraint(chosen["constrain"])
-        wanted = self._tokens.reserve(token_limit(chosen.pop("max_tokens", 256)))
+        wanted = self._tokens.reserve(token_limit(chosen.pop("max_tokens", _DEFAULT_TOKENS)))
         used, before = wanted, len(context)
         try:
             done = await context.generate(wanted, **chosen)

@@ -1,4 +1,4 @@
-"""API keys in a file, which has the hashes of each tenant's keys, and the tenant's limits.
+"""API keys in a file. For each tenant, the file has the hashes of the tenant's keys, and limits.
 
 A key has the form ``agentrt_ID_SECRET``. The secret has 256 random bits, so that nobody can find it
 from its salted SHA-256 by trying all values; a slow hash would make each request slower without a

@@ -127,7 +127,8 @@ class Threads:
         async with self._database.writing(rows=True) as connection:
             for statement in run_end:
                 await connection.execute(statement)
-            # A statement of its own: PostgreSQL would read the runs as of before it has the lock.
+            # Lock first, in a statement of its own: a statement that locks and reads would read the
+            # runs as they were before PostgreSQL got the lock.
             await connection.execute(_LOCK, {_KEY: key})
             row = (await connection.execute(_BEFORE, {_KEY: key})).first()
             busy, before = (False, None) if row is None else row

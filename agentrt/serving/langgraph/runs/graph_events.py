@@ -20,7 +20,6 @@ after a restart.
 
 from __future__ import annotations
 
-import re
 import time
 import warnings
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
@@ -42,6 +41,7 @@ from pydantic import AfterValidator, Field
 from agentrt.integrations.langgraph.graphs import Graph
 from agentrt.serving.langgraph._compat import INTERRUPT
 from agentrt.serving.langgraph.bodies import Body
+from agentrt.serving.langgraph.database.interrupts import is_answer_map
 from agentrt.serving.langgraph.database.tables import PROTOCOL
 from agentrt.serving.langgraph.responses import encode
 from agentrt.serving.langgraph.runs.streams import ThreadEvent
@@ -56,7 +56,6 @@ _CHANNELS = {
     *("values", "updates", "messages", "tools", "lifecycle"),
     *("input", "checkpoints", "tasks", "custom"),
 }
-_ID = re.compile("[0-9a-f]{32}")
 _PER_RUN = 10_000_000
 """How many event numbers of a thread belong to each run number; no run has as many events."""
 _TRANSFORMERS: tuple[Any, ...] = (
@@ -150,10 +149,7 @@ def _answered(input: Any) -> list[str]:
     answer unless all its keys are ids.
     """
     answers = input.resume if isinstance(input, Command) else None
-    if not isinstance(answers, dict):
-        return []
-    ids = [str(key) for key in answers]
-    return ids if all(map(_ID.fullmatch, ids)) else []
+    return list(answers) if is_answer_map(answers) else []
 
 
 def _checkpoint(stored: Mapping[str, Any]) -> dict[str, Any]:
