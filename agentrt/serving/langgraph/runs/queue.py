@@ -29,7 +29,7 @@ from agentrt.serving.langgraph.runs.stream_responses import OnLeave
 from agentrt.serving.langgraph.runs.streams import Action, EventLog, LiveRun
 from agentrt.serving.langgraph.tenant_state import TenantState
 from agentrt.serving.tenants import BusyError
-from agentrt.steady import EARLY_S
+from agentrt.steady import EARLY_S, Alarm
 
 MAX_RUNS = 10_000
 """Maximum number of unfinished runs of a server; further runs are refused with 429."""
@@ -58,6 +58,7 @@ class RunQueue:
         self._clock = state.storage.database.clock
         self._waiting: dict[str, LiveRun] = {}
         self._waiting_in: defaultdict[str, dict[str, LiveRun]] = defaultdict(dict)  # by thread
+        self._start_times: dict[str, Alarm] = {}  # of waiting runs, by the runs' ids
         self._running: dict[str, LiveRun] = {}  # by thread
         self._live: dict[str, LiveRun] = {}
         self._live_of: Counter[str] = Counter()  # by tenant
@@ -143,7 +144,8 @@ class RunQueue:
         self._waiting_in[record.thread_id][record.run_id] = live
         self._live_of[record.tenant] += 1
         if (delay := record.start_at - self._clock.now()) > 0:
-            self._clock.call_later(delay, self._dispatch)
+            start = partial(self._dispatch, record.thread_id)
+            self._start_times[record.run_id] = self._clock.call_later(delay, start)
         return live
 
     def get(self, run_id: str) -> LiveRun | None:
@@ -305,6 +307,8 @@ class RunQueue:
         record = live.record
         if self._waiting.pop(record.run_id, None) is None:
             return False
+        if (start_time := self._start_times.pop(record.run_id, None)) is not None:
+            start_time.cancel()
         of_thread = self._waiting_in[record.thread_id]
         del of_thread[record.run_id]
         if not of_thread:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 from pathlib import Path
 from typing import Any, cast
 from uuid import uuid4
@@ -15,7 +17,8 @@ from langgraph_sdk.errors import NotFoundError
 
 from agentrt.serving.langgraph.database.threads import Threads
 from agentrt.serving.langgraph.runs.streams import Action, LiveRun
-from tests.serving.langgraph.graphs import GATES, Gated
+from agentrt.steady import Alarm
+from tests.serving.langgraph.graphs import GATES, TURN_S, Gated
 from tests.serving.langgraph.runs.test_runs import IN, a_thread
 from tests.serving.langgraph.serve import Serving, serving
 
@@ -37,6 +40,24 @@ async def test_an_answer_that_is_rolled_back_can_be_given_again(client: LangGrap
     done = await client.runs.wait(thread, "ask", command={"resume": "y"})
     assert isinstance(done, dict)
     assert done["steps"] == ["in", "first", "answered y", "last"]
+
+
+async def test_the_start_time_of_a_run_that_is_cancelled_is_forgotten(
+    client: LangGraphClient,
+) -> None:
+    """Its timer would wake the server up again and again, for up to 30 days."""
+
+    def alarms() -> list[Alarm]:
+        gc.collect()
+        return [each for each in gc.get_objects() if type(each) is Alarm]
+
+    thread, before = await a_thread(client), {id(each) for each in alarms()}
+    run = await client.runs.create(thread, "steps", input=IN, after_seconds=3600)
+    [alarm] = [weakref.ref(each) for each in alarms() if id(each) not in before]
+    await client.runs.cancel(thread, run["run_id"], wait=True)
+    async with asyncio.timeout(TURN_S):
+        while gc.collect() >= 0 and alarm() is not None:
+            await asyncio.sleep(0.01)
 
 
 async def test_many_runs_are_stopped_at_once(client: LangGraphClient) -> None:
