@@ -62,8 +62,8 @@ class KeyRing:
     """The keys of a file. The file is read again after it has changed.
 
     ``limits`` are the limits of each tenant; ``base`` are the defaults. If a changed file cannot be
-    read, the keys stay as they were, and ``notice`` is called with the reason. Raises `ConfigError`
-    if the `KeyRing` is made from a file that cannot be read or has no key.
+    read, the keys stay as they were, and ``notice`` is called once with the reason. Raises
+    `ConfigError` if the `KeyRing` is made from a file that cannot be read or has no key.
     """
 
     limits: Mapping[str, Limits]
@@ -81,6 +81,7 @@ class KeyRing:
         self._clock = clock
         self._notice = notice
         self._looked_at = clock()
+        self._reported = ""
         self._load()
         if not self._keys:
             raise ConfigError(
@@ -109,8 +110,11 @@ class KeyRing:
         try:
             if _stamp(self._path) != self._seen:
                 self._load()
+            self._reported = ""
         except (ConfigError, OSError) as error:
-            self._notice(f"the keys stay as they were: {error}")
+            if (fault := str(error)) != self._reported:
+                self._notice(f"the keys stay as they were: {fault}")
+                self._reported = fault
 
     def _load(self) -> None:
         # If the file changes between these two lines, it is read again at the next look.

@@ -101,10 +101,16 @@ def test_the_file_is_read_again(path: Path) -> None:
     clock.now += 2.0
     assert ring.tenant_of(fresh) == "later"
     path.write_text("{", encoding="utf-8")
-    clock.now += 2.0
-    assert ring.tenant_of(old) == "acme"
-    assert len(said) == 1
+    for _ in range(3):  # the same fault is reported once
+        clock.now += 2.0
+        assert ring.tenant_of(old) == "acme"
+    path.unlink()
+    for _ in range(3):
+        clock.now += 2.0
+        assert ring.tenant_of(old) == "acme"
+    assert len(said) == 2
     assert "bad JSON" in said[0]
+    assert "No such file" in said[1]
     document: dict[str, Any] = {"tenants": {"later": {"keys": [], "weight": 2, "operator": True}}}
     path.write_text(json.dumps(document), encoding="utf-8")
     clock.now += 2.0
