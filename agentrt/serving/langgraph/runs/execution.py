@@ -479,7 +479,8 @@ class Execution:
         thread's values, and not an error.
         """
         state = await self._thread_state()
-        if self._live.action is not None:
+        # A run that has ended before the server began to stop is not cancelled.
+        if self._live.action not in (None, "shutdown"):
             result = encode(state.get("values") or {})
             if self._begun:
                 state |= {"status": "interrupted", "error": CANCELLED}

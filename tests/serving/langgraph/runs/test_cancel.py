@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import threading
 import weakref
 from pathlib import Path
 from typing import Any, cast
@@ -16,6 +17,7 @@ from langgraph_sdk.client import LangGraphClient
 from langgraph_sdk.errors import NotFoundError
 
 from agentrt.serving.langgraph.database.threads import Threads
+from agentrt.serving.langgraph.runs.execution import Execution
 from agentrt.serving.langgraph.runs.streams import Action, LiveRun
 from agentrt.steady import Alarm
 from tests.serving.langgraph.graphs import GATES, TURN_S, Gated
@@ -173,6 +175,37 @@ async def test_a_rollback_counts_after_an_interruption(
             with pytest.raises(NotFoundError):
                 await client.runs.get(thread, run)
             assert (await client.threads.get_state(thread))["values"] == {}
+            assert (await client.threads.get(thread))["status"] == "idle"
+
+
+async def test_a_run_that_has_ended_when_the_server_stops_was_not_cancelled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server stops while it reads the thread's state, to store it with the run's end."""
+    reading, read = threading.Event(), Execution._thread_state
+
+    async def read_and_wait(self: Execution) -> dict[str, Any]:
+        state = await read(self)
+        reading.set()
+        while self._live.action is None:
+            await asyncio.sleep(0)
+        return state
+
+    monkeypatch.setattr(Execution, "_thread_state", read_and_wait)
+    graph = (
+        StateGraph(Gated).add_node("node", lambda _: {"steps": ["node"]}).add_edge(START, "node")
+    )
+    given: Any = {"steps": ["in"]}
+    with serving({"graph": graph}, tmp_path / "a.db") as it:
+        async with get_client(url=it.url) as client:
+            thread = await a_thread(client)
+            run = (await client.runs.create(thread, "graph", input=given))["run_id"]
+            await asyncio.to_thread(reading.wait, TURN_S)
+    with serving({"graph": graph}, tmp_path / "a.db") as it:
+        async with get_client(url=it.url) as client:
+            result: Any = await client.runs.join(thread, run)
+            assert result["steps"] == ["in", "node"]
+            assert (await client.runs.get(thread, run))["status"] == "success"
             assert (await client.threads.get(thread))["status"] == "idle"
 
 
