@@ -93,11 +93,13 @@ class HostCalls:
 
     async def _llm(self, target: int, ask: Any, **options: Any) -> Mapping[str, Any]:
         chosen = checked("llm", options, LLMOptions.__annotations__)
-        choices = chosen.get("n", 1)
+        choices = 1 if chosen.get("n") is None else chosen["n"]
         if not isinstance(choices, int) or not 1 <= choices <= _MOST_CHOICES:
             raise ConfigError(f"n must be from 1 to {_MOST_CHOICES}, got {choices!r}")
-        if "tools" in chosen:
-            chosen["tools"] = [_tool(tool) for tool in chosen["tools"]]
+        if (tools := chosen.get("tools")) is not None:
+            if not isinstance(tools, list | tuple):
+                raise ConfigError(f"tools must be a list, got {tools!r:.80}")
+            chosen["tools"] = [_tool(tool) for tool in tools]
         # extra_body could override fields that are checked here, such as the token limit.
         if chosen.pop("extra_body", None):
             raise ConfigError(

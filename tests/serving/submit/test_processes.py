@@ -89,9 +89,10 @@ async def test_a_program_that_is_cancelled_again_while_its_calls_end_frees_its_p
         await local.until(local.engine.aborting.is_set)
         [own] = processes()
         [run] = local.runtime.runs.values()
-        assert run.task is not None
+        task = run.task
+        assert task is not None
         cancelling.append(asyncio.create_task(local.client.post(path)))
-        await local.until(lambda: run.task.cancelling() == 2)
+        await local.until(lambda: task.cancelling() == 2)
         local.engine.go.set()
         await asyncio.gather(*cancelling)
         assert (await send(local, CALLS))["state"] == "done"

@@ -87,6 +87,13 @@ async def main(ctx):
     assert asked == ["tea", "tea"]
 
 
+async def test_an_option_of_none_is_left_out() -> None:
+    source = "async def main(ctx):\n    return str(await ctx.llm('x', n=None, tools=None))\n"
+    async with open_server(submit=True) as local:
+        run = await send(local, source)
+    assert (run["error"], run["result"]) == (None, "one two three")
+
+
 async def test_a_submitted_program_uses_contexts_of_tokens() -> None:
     """Forks go their own ways; ends of calls, bounds and errors are those of a context."""
     source = """
@@ -273,6 +280,7 @@ WRONG: list[tuple[str, int | None, str]] = [
         "more than 20 calls",
     ),
     ("async def main(ctx):\n    await ctx.llm('x', n=10**6)\n", 2, "n must be from 1 to"),
+    ("async def main(ctx):\n    await ctx.llm('x', tools=5)\n", 2, "tools must be a list, got 5"),
     (
         "async def main(ctx):\n    await ctx.llm('x', extra_body={'max_tokens': 9})\n",
         2,

@@ -9,7 +9,7 @@ import contextlib
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, TypeGuard
 
 from agentrt.steady import SteadyClock
 
@@ -21,7 +21,7 @@ EXPIRED = {"agentrt": "expired"}
 """The answer that a program's question gets when its deadline passes."""
 
 
-def is_answer_map(resume: Any) -> bool:
+def is_answer_map(resume: Any) -> TypeGuard[dict[str, Any]]:
     """Return whether a command's ``resume`` maps ids of interrupts to answers."""
     return isinstance(resume, dict) and all(map(INTERRUPT_ID.fullmatch, resume))
 
