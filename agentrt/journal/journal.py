@@ -234,6 +234,14 @@ class Journal:
         root = (await self._past(program_id)).root if known else None
         return None if root is None or root.end is None else (known[0], root)
 
+    async def usage(self, program_id: str) -> tuple[int, int]:
+        """Return the number of a program's ended calls, and the sum of their output tokens."""
+        query = """SELECT account FROM agentrt_nodes
+            WHERE program = ? AND kind = 'call' AND account <> ''"""
+        rows = await self.read(lambda store: store.query(query, (program_id,)))
+        accounts = [json.loads(row[0]) for row in rows]
+        return len(accounts), sum(account.get("output_tokens", 0) for account in accounts)
+
     async def abandon(self, program_id: str) -> None:
         """Record that an open program is cancelled and will not resume."""
         if (root := (await self._past(program_id)).root) is not None:
@@ -358,13 +366,6 @@ class Waits:
         """
         query = "SELECT question FROM agentrt_waits WHERE program = ? AND node <> ?"
         return [row[0] for row in await self._read(query, program_id, ROOT)]
-
-    async def usage(self, program_id: str) -> tuple[int, int]:
-        """Return the number of a program's ended calls, and the sum of their output tokens."""
-        query = """SELECT account FROM agentrt_nodes
-            WHERE program = ? AND kind = 'call' AND account <> ''"""
-        accounts = [json.loads(row[0]) for row in await self._read(query, program_id)]
-        return len(accounts), sum(account.get("output_tokens", 0) for account in accounts)
 
     async def questions(
         self, now: float, limit: int, tenant: str | None = None, program: str | None = None

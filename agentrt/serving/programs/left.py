@@ -124,10 +124,12 @@ async def ended_run(
     """Describe an ended run from the journal. Return None for an unknown run, and for a run of
     another tenant than ``tenant`` or of another program than ``name``.
     """
-    known = None if journal is None else await journal.ended_program(run_id)
-    if known is None or (known[0].tenant, known[0].type) != (tenant, name):
+    if journal is None or (known := await journal.ended_program(run_id)) is None:
         return None
     row, root = known
+    if (row.tenant, row.type) != (tenant, name):
+        return None
+    calls, output_tokens = await journal.usage(run_id)
     result, error = _outcome(root)
     until = json.loads(row.options).get("until")
     if root.end is not None and root.state == CANCELLED and until is not None:
@@ -139,6 +141,8 @@ async def ended_run(
         "state": DONE if root.state == LOST else root.state,
         "parked": False,
         "questions": [],
+        "calls": calls,
+        "output_tokens": output_tokens,
         "result": result,
         "error": error,
     }

@@ -215,7 +215,7 @@ class Parking:
             return None
         questions = await self._waits.questions(self._clock.now(), _MOST_QUESTIONS, program=run_id)
         timed = None in await self._waits.of(run_id)
-        calls, output_tokens = await self._waits.usage(run_id)
+        calls, output_tokens = await self._journal.usage(run_id)
         return {
             "id": row.id,
             "object": "program.run",

@@ -103,6 +103,20 @@ async def test_a_journal_that_cannot_be_read_is_a_fault_of_the_server(tmp_path: 
         assert (answer.status_code, answer.json()["error"]["type"]) == (500, "server_error")
 
 
+async def test_a_run_is_described_after_a_restart_as_before(tmp_path: Path) -> None:
+    async def calls(ctx: Context) -> str:
+        await ctx.llm("one")
+        return str(await ctx.llm("two"))
+
+    async with served(tmp_path / "j", of(calls)) as local:
+        run = await local.started("main")
+        await local.done(run)
+        before = await local.run(run)
+    async with served(tmp_path / "j", of(calls)) as local:
+        assert await local.run(run) == before
+    assert (before["calls"], before["output_tokens"]) == (2, 4)
+
+
 async def test_a_program_that_returns_at_its_deadline_is_done(tmp_path: Path) -> None:
     """The next server says the same."""
 
