@@ -298,12 +298,14 @@ def _fault(error: MontyError, limits: Limits, length: int) -> SubmittedProgramEr
     message = error.display("type-msg")
     trace = error.display().replace(_SOURCE_FILE, "program.py")
     trace = trace.replace(_PRELUDE_FILE, "context.py")
-    if "suspension limit" in message:
-        message = f"the program made more than {limits.submitted_calls} calls, its maximum"
-    elif "turn time limit" in message:
-        message = f"the program computed for {TURN_S:g} s without a call, its maximum"
-    elif "feed time limit" in message:
-        message = f"the program computed for {limits.submitted_seconds} s in all, its maximum"
+    of_limits = {
+        "RuntimeError: suspension limit": f"made more than {limits.submitted_calls} calls",
+        "TimeoutError: turn time limit": f"computed for {TURN_S:g} s without a call",
+        "TimeoutError: feed time limit": f"computed for {limits.submitted_seconds} s in all",
+    }
+    for beginning, excess in of_limits.items():
+        if message.startswith(beginning):
+            message = f"the program {excess}, its maximum"
     return SubmittedProgramError(message, lines[-1] if lines else None, trace)
 
 
@@ -436,7 +438,9 @@ class SubmitRequest(RunRequest):
 async def submissions(
     router: APIRouter, server: Server, runs: ProgramRuns, answer: RunAnswer
 ) -> AsyncIterator[None]:
-    """Add the route to ``router``. At the end of the ``with`` block, end all submitted programs."""
+    """Add the route to ``router``. At the end of the ``with`` block, end the sandbox's processes;
+    the caller has ended the programs before.
+    """
     live: Counter[str] = Counter()
     async with Sandbox() as sandbox:
 

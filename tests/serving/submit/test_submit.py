@@ -287,6 +287,7 @@ WRONG: list[tuple[str, int | None, str]] = [
         "does not accept extra_body",
     ),
     ("async def main(ctx):\n    return await main(ctx)\n", 2, "recursion depth"),
+    ("async def main(ctx):\n    raise ValueError('turn time limit')\n", 2, "turn time limit"),
     ("async def main(ctx):\n    return [0] * 10**9\n", 2, "memory limit exceeded"),
     (
         (
