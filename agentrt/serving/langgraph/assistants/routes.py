@@ -141,13 +141,19 @@ class Assistants(Routes):
         tenant, key = caller.tenant, str(assistant_id)
         if body.graph_id is not None:
             self._check_graph(body.graph_id)
-        old = await self.find(tenant, key, only)
-        content = {name: old[name] for name in _CONTENT}
-        content |= body.model_dump(exclude_unset=True, exclude_none=True)
-        content["config"], content["context"] = changed_settings(old, body)
+        await self.find(tenant, key, only)
         changed = caller.metadata_after("assistants.update", value)
-        content["metadata"] = {**old["metadata"], **changed}
         async with self._changing() as connection:
+            # Read the assistant under a lock, so that changes at the same time follow one another.
+            locked = _FIND.with_for_update()
+            row = (await connection.execute(locked, {"tenant": tenant, "key": key})).first()
+            if row is None:
+                raise not_found("assistant", assistant_id)
+            old = as_json(row)
+            content = {name: old[name] for name in _CONTENT}
+            content |= body.model_dump(exclude_unset=True, exclude_none=True)
+            content["config"], content["context"] = changed_settings(old, body)
+            content["metadata"] = {**old["metadata"], **changed}
             of_it = matching(versions, tenant, {"assistant_id": key})
             last = sa.select(sa.func.max(versions.c.version)).where(*of_it)
             number = ((await connection.execute(last)).scalar() or 0) + 1
@@ -157,8 +163,8 @@ class Assistants(Routes):
                     "assistant"
                 )
             content["version"] = number
-            row = {"tenant": tenant, "assistant_id": key, "created_at": time.time(), **content}
-            await connection.execute(sa.insert(versions).values(row))
+            of_version = {"tenant": tenant, "assistant_id": key, "created_at": time.time()}
+            await connection.execute(sa.insert(versions).values({**of_version, **content}))
             await connection.execute(set_latest(tenant, key, content))
         return JSON(await self.find(tenant, key))
 

@@ -263,10 +263,19 @@ class Crons(Routes):
         thread = None if row["thread_id"] is None else UUID(row["thread_id"])
         await self._starts.assistant(caller, thread, body.run(thread))
         self._check_time_is_left(body)
-        metadata = {**row["metadata"], **caller.metadata_after("crons.update", value)}
-        settings = self._settings(thread, body, metadata, self.clock())
+        new_metadata = caller.metadata_after("crons.update", value)
         this = _is(caller.tenant, cron_id, only)
-        await self._database.write(sa.update(crons).where(*this).values(settings))
+        async with self._database.writing() as connection:
+            # Read the cron again under a lock, because another request may have changed it.
+            locked = sa.select(crons).where(*this).with_for_update()
+            stored = (await connection.execute(locked)).first()
+            if stored is None:
+                raise not_found("cron", cron_id)
+            row = cron_json(stored)
+            body = _with_cron_id(cron_id, changed(row["payload"], changes))
+            metadata = {**row["metadata"], **new_metadata}
+            settings = self._settings(thread, body, metadata, self.clock())
+            await connection.execute(sa.update(crons).where(*this).values(settings))
         return JSON(cron_json(await self.get(caller.tenant, cron_id)))
 
     @route("DELETE", _CRON, 204)

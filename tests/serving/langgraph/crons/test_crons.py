@@ -345,3 +345,16 @@ async def test_crons_of_other_tenants_are_not_found(http: httpx.AsyncClient) -> 
         assert answer.status_code == 404
     assert (await http.post("/runs/crons/count", json={}, headers=other)).json() == 0
     assert (await http.delete(f"/runs/crons/{key}")).status_code == 204
+
+
+async def test_no_change_of_a_cron_is_lost_if_several_come_at_once(
+    client: LangGraphClient,
+) -> None:
+    cron: Any = await client.crons.create("steps", schedule="0 0 1 1 *", input=IN)
+    key = cron["cron_id"]
+    changes = [client.crons.update(key, metadata={f"key {n}": n}) for n in range(10)]
+    await asyncio.gather(*changes)
+    changed: Any = await client.http.get(f"/runs/crons/{key}")
+    assert {f"key {n}" for n in range(10)} <= changed["metadata"].keys()
+    assert {f"key {n}" for n in range(10)} <= changed["payload"]["metadata"].keys()
+    await client.crons.delete(key)

@@ -35,6 +35,7 @@ from tests.serving.langgraph.postgres import new_database
 from tests.serving.langgraph.runs.test_runs import DONE, IN, a_thread
 from tests.serving.langgraph.runs.test_sweep import a_run, end
 from tests.serving.langgraph.serve import Serving, serving
+from tests.serving.langgraph.threads.test_threads import changed_at_once
 from tests.serving.tenants.plain_keys import PlainKeys
 
 
@@ -218,6 +219,10 @@ async def test_background_work_of_a_server(url: str) -> None:
             await state.threads.get("t", UUID(thread))
         await state.webhooks.look()
         await state.clear_away(time.time())
+
+
+async def test_no_change_of_an_assistant_is_lost(client: LangGraphClient) -> None:
+    await changed_at_once(client)
 
 
 async def test_a_url_with_a_character_that_postgresql_refuses_is_the_clients_mistake(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sqlite3
 from datetime import datetime, timedelta
 from typing import Any
@@ -34,6 +35,21 @@ async def test_a_graphs_own_assistant_stays(client: LangGraphClient) -> None:
     own = await client.assistants.get("steps")
     with pytest.raises(ConflictError, match="is the default assistant of the graph"):
         await client.assistants.delete(own["assistant_id"])
+
+
+async def test_no_change_of_an_assistant_is_lost_if_several_come_at_once(
+    client: LangGraphClient,
+) -> None:
+    await changed_at_once(client)
+
+
+async def changed_at_once(client: LangGraphClient) -> None:
+    key = (await client.assistants.create("steps"))["assistant_id"]
+    changes = [{"metadata": {f"key {n}": n}} for n in range(10)]
+    await asyncio.gather(*[client.assistants.update(key, **change) for change in changes])  # type: ignore[arg-type]  # names are not known there
+    changed: Any = await client.assistants.get(key)
+    assert changed["version"] == 11
+    assert {f"key {n}" for n in range(10)} <= changed["metadata"].keys()
 
 
 async def test_items_have_exact_times_in_the_order_of_their_writes(
