@@ -273,6 +273,7 @@ class Crons(Routes):
                 raise not_found("cron", cron_id)
             row = cron_json(stored)
             body = _with_cron_id(cron_id, changed(row["payload"], changes))
+            self._check_time_is_left(body)
             metadata = {**row["metadata"], **new_metadata}
             settings = self._settings(thread, body, metadata, self.clock())
             await connection.execute(sa.update(crons).where(*this).values(settings))
