@@ -13,6 +13,7 @@ import gzip
 import hashlib
 import io
 import json
+import math
 import operator
 import re
 import stat
@@ -161,9 +162,9 @@ class Condition:
 
 
 def _as_moment(text: str, like: datetime.date | datetime.time) -> Any:
-    """Return the date or time that a text in the form of ISO 8601 names, of the type of ``like``,
-    which comes from a Parquet file, and in its time zone if the text names none. Return any other
-    text unchanged.
+    """Return a text in the form of ISO 8601 as a date or time of the type of ``like``, a value from
+    a Parquet file. A time without a time zone gets the time zone of ``like``. Return any other text
+    unchanged.
     """
     kinds = (datetime.datetime, datetime.date, datetime.time)
     kind = next(each for each in kinds if isinstance(like, each))
@@ -362,6 +363,9 @@ class InputFile:
 
     def _selected(self, fields_seen: dict[str, bool]) -> Iterator[Item | Problem]:
         fields, selected = None, 0
+        most = math.inf if self._limit is None else self._limit
+        if most <= 0:
+            return
         for number, (place, record) in enumerate(self._records(), 1):
             if isinstance(record, Problem):
                 yield record
@@ -372,10 +376,10 @@ class InputFile:
                 fields_seen |= {name: True for name in fields_seen if name in record}
             if not all(condition.holds(record) for condition in self._conditions):
                 continue
-            if self._limit is not None and selected >= self._limit:
-                return
             selected += 1
             yield fields.item(record, number, place)
+            if selected >= most:
+                return
 
     def _records(self) -> Iterator[tuple[str, Any]]:
         """Yield each record's position and the record, or a `Problem` if it cannot be read."""
@@ -402,7 +406,7 @@ _WHOLE = "; if one field of a record holds the input, name it with --input-field
 
 def _refusal(accept: Callable[[Any], object], raw_value: Any) -> str:
     """Return why an input is not accepted, or "" if it is. Raises `NoInputError` if the program
-    accepts none.
+    takes no input.
     """
     try:
         accept(raw_value)

@@ -387,7 +387,10 @@ class Batch:
     async def _result(self, work: _SampleWork) -> Result:
         if work.unscored is not None:
             bare = replace(work.unscored, scores={}, score_errors={}, earlier=False)
-            return await self._ended(await self._scored(bare, work.item))
+            result = await self._ended(await self._scored(bare, work.item))
+            if self._tokens is not None:
+                result = replace(result, recorded=self._tokens.read(result))
+            return result
         item, digest = work.item, digest_of(work.item.input)
         # The program's id contains a digest of the input, so that a changed input under the same
         # id starts a new program instead of resuming the old one.

@@ -84,7 +84,7 @@ class TokenFile(OutputFile):
             if path.is_dir():
                 raise UsageError(f"--tokens {str(path)!r} is a folder; name a file")
             path = path.with_name(f"{path.name}.jsonl")
-        if os.path.realpath(path) == os.path.realpath(results.path):
+        if os.path.realpath(results.path) in map(os.path.realpath, (path, self._target)):
             raise UsageError("--tokens and --out name the same file; name another file for tokens")
         super().__init__(path, "--tokens")
         try:

@@ -250,6 +250,13 @@ def test_the_limit_counts_what_the_conditions_leave(tmp_path: Path) -> None:
     assert [item_id for item_id, _ in outcome] == ["0", "2"]
 
 
+def test_records_after_the_limit_are_not_read(tmp_path: Path) -> None:
+    (tmp_path / "x.jsonl").write_text('{"id": 1}\n{"id": 2}\n{"id"\n', "utf-8")
+    inputs = InputFile(str(tmp_path / "x.jsonl"), limit=2)
+    assert inputs.check(lambda raw_value: raw_value) == 2
+    assert [item.id for item in inputs] == ["1", "2"]
+
+
 BROKEN = [
     ("x.jsonl", b'{"id": 1}\n{"id"\n{"id": 2}\n', {"line 2": "not JSON"}),
     ("x.jsonl", b'{"id": 1}\n\xff\n', {"line 2": "not UTF-8"}),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import random
 from collections.abc import Iterator
 from typing import Any
@@ -35,6 +36,8 @@ def test_the_sign_test_counts_all_outcomes() -> None:
         unequal = abs(better - worse)
         expected = sum(abs(2 * each - count) >= unequal for each in sums) / len(sums)
         assert sign_test(better, worse) == pytest.approx(expected)
+    tail = sum(math.comb(901, each) for each in range(421))
+    assert sign_test(420, 481) == pytest.approx(2 * tail / 2**901)
 
 
 def test_the_interval_has_the_mean_about_as_often_as_it_says() -> None:

@@ -368,8 +368,11 @@ async def test_a_retry_replaces_the_tokens_of_what_it_makes_again(tmp_path: Path
         await recorded(["a", "bad"], brief, **options, retry="failed")
         assert keys(file) == [("1", 0, 1), ("2", 0, 2)]
         before = file.read_bytes()
-        await recorded(["a", "bad"], brief, **options, retry="scores")
+        again = await recorded(["a", "bad"], brief, **options, retry="scores")
         assert file.read_bytes() == before
+        assert sorted(map(plain, (each.recorded for each in again)), key=json.dumps) == sorted(
+            lines(file), key=json.dumps
+        )
         assert [each.scores for each in read_results(out)] == [{"fine": 1.0}] * 2
         await recorded(["a", "bad"], brief, **options, retry="all")
         assert keys(file) == [("1", 0, 2), ("2", 0, 3)]
@@ -423,6 +426,8 @@ def test_what_is_no_file_of_tokens_is_not_read(tmp_path: Path) -> None:
     [
         ({"tokens": "t.jsonl"}, "needs a file of results; name it with out="),
         ({"tokens": "r.jsonl", "out": "r.jsonl"}, "name the same file"),
+        ({"tokens": "r.parquet", "out": "r.parquet"}, "name the same file"),
+        ({"tokens": "r.parquet", "out": "r.parquet.jsonl"}, "name the same file"),
         ({"tokens": "none/t.jsonl", "out": "r.jsonl"}, "folder 'none' does not exist"),
         ({"tokens": ".", "out": "r.jsonl"}, "'.' is a folder"),
         ({"tokens": True, "executor": ScriptedExecutor()}, "needs an engine that reports"),
