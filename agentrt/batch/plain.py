@@ -13,8 +13,8 @@ from agentrt.request.text import ReadsAsText
 _MOST_BITS = 4096
 _DEEPEST = 100
 _MOST_TIMES = 10
-"""Maximum number of times that a part that contains itself is written. Without a limit, each path to
-the part would write it again.
+"""Maximum number of times that a part that contains itself is written. Without a limit, each path
+to the part would write it again.
 """
 
 

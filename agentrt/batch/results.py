@@ -39,14 +39,14 @@ class Result:
     ``state`` is ``done`` if the program returned, ``stopped`` if a limit ended it, and ``failed``
     otherwise. ``over`` is the name of the limit that was exceeded, even if the program returned
     after that. ``sample`` is the number of the sample, from 0. ``seconds`` is the time in the
-    process in which the run ended. For a program, the numbers of tokens and calls include those that earlier processes
-    recorded; for a graph, they do not. ``cost`` is None if no price is known. ``scores`` are
-    numbers by name; ``score_errors`` are the errors of scores that raised an error. ``program`` is
-    the program's id in the journal, or the graph's thread. ``attempt`` is the number of the
-    attempt, from 1; 0 if the run was not begun, because enough others had ended. ``digest`` is a
-    fingerprint of the input. ``earlier`` is True if the result was in the file before this batch
-    began. ``recorded`` are the tokens that the run's calls read and wrote, if the batch records
-    tokens. An earlier result has them only if the batch records tokens in a file.
+    process in which the run ended. For a program, the numbers of tokens and calls include those
+    that earlier processes recorded; for a graph, they do not. ``cost`` is None if no price is
+    known. ``scores`` are numbers by name; ``score_errors`` are the errors of scores that raised an
+    error. ``program`` is the program's id in the journal, or the graph's thread. ``attempt`` is the
+    number of the attempt, from 1; 0 if the run was not begun, because enough others had ended.
+    ``digest`` is a fingerprint of the input. ``earlier`` is True if the result was in the file
+    before this batch began. ``recorded`` are the tokens that the run's calls read and wrote, if the
+    batch records tokens. An earlier result has them only if the batch records tokens in a file.
     """
 
     id: str
