@@ -99,9 +99,14 @@ class BatchRunner:
                     *(self._record.id, backoff_s, error),
                     exc_info=None if isinstance(error, OSError) else error,
                 )
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._end_backoff.wait(), backoff_s)
+                await self._back_off(backoff_s)
                 backoff_s = min(_MAX_BACKOFF_S, 2 * backoff_s)
+
+    async def _back_off(self, seconds: float) -> None:
+        """Wait for this time, or until the batch is cancelled or the server drains."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._end_backoff.wait()
 
     def interrupt(self) -> None:
         """Cancel the requests in flight, and continue with the step of the record's new status."""
@@ -113,6 +118,11 @@ class BatchRunner:
         """Begin no further request. The next server continues the batch."""
         self._is_draining = True
         self._end_backoff.set()
+
+    def _drains(self) -> bool:
+        """Return whether the server drains, so that no further request may begin."""
+        self._is_draining = self._is_draining or self._services.server.draining
+        return self._is_draining
 
     async def _step(self) -> None:
         steps = {
@@ -207,7 +217,7 @@ class BatchRunner:
         """Start each unanswered request when a slot is free, and wait until all started requests
         have ended. A server that drains starts no more requests.
         """
-        record, server = self._record, self._services.server
+        record = self._record
         try:
             endpoint = self._services.endpoints.find(record.endpoint)
         except NotServedError as error:
@@ -224,13 +234,12 @@ class BatchRunner:
                     await pending.acquire()
                     slot = Slot(endpoint.slots, record.tenant)
                     await slot.acquire()
-                    if server.draining or self._is_draining:
+                    if self._drains():
                         slot.release()
-                        self._is_draining = True
                         return
                     task = tasks.create_task(self._answer(endpoint, slot, request, output, errors))
                     # A draining server waits for the requests in flight.
-                    server.under_way.add(task)
+                    self._services.server.under_way.add(task)
                     task.add_done_callback(functools.partial(self._on_answered, slot, pending))
 
     def _on_answered(
@@ -267,11 +276,11 @@ class BatchRunner:
             if outcome.retry_after_s is None:
                 break
             slot.release()
-            await asyncio.sleep(outcome.retry_after_s)
-            if self._services.server.draining:
-                self._is_draining = True
+            await self._back_off(outcome.retry_after_s)
+            if not self._drains():
+                await slot.acquire()
+            if self._drains():  # also if the server began to drain while no slot was free
                 return
-            await slot.acquire()
         await self._write(request, outcome, output, errors)
 
     async def _write(

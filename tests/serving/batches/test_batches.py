@@ -21,7 +21,7 @@ from agentrt.serving.tenants import Limits
 from tests.doubles.machine import NOON, Machine
 from tests.serving.batches.client import CHATS, request, serve_batches
 from tests.serving.batches.conftest import sqlite_only
-from tests.serving.local import MODEL, Held
+from tests.serving.local import MODEL, WAIT_S, Held
 from tests.serving.tenants.plain_keys import PlainKeys
 
 
@@ -398,6 +398,63 @@ async def test_the_next_server_continues_a_batch(tmp_path: Path, database: str) 
         assert batch.status == "completed"
         output = await server.lines(batch.output_file_id)
         assert [text_of(line) for line in output] == [f"said {n + 1}" for n in range(30)]
+
+
+async def test_a_stop_does_not_wait_until_a_batch_may_try_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """1. A request of a batch has to wait for an hour. 2. The server stops at once. 3. The next
+    server answers the request.
+    """
+    refused: list[str] = []
+
+    async def refuse(*args: Any) -> LineAnswer:
+        refused.append(args[-1])
+        return LineAnswer(429, {}, args[-1], 3600.0)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ModelEndpoint, "answer", refuse)
+        async with serve_batches(tmp_path) as server:
+            local = server.local
+            batch = await server.batch(request("0"))
+            await local.until(lambda: bool(refused))
+            assert await local.listener.drain(local.server, WAIT_S)
+    async with serve_batches(tmp_path) as server:
+        batch = await server.until(await server.client.batches.retrieve(batch.id))
+        assert (batch.status, len(refused)) == ("completed", 1)
+
+
+async def test_no_request_begins_after_a_stop_has_begun(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A request that was refused waits for the only slot, which another request has, when the
+    server begins to stop.
+    """
+    begun: list[str] = []
+    go, slots = asyncio.Event(), list[Any]()
+
+    async def answer(
+        endpoint: ModelEndpoint, tenant: str, request: LineRequest, name: str
+    ) -> LineAnswer:
+        begun.append(request.custom_id)
+        slots.append(endpoint.slots)
+        if request.custom_id == "refused":
+            return LineAnswer(429, {}, name, 0.01)
+        await go.wait()
+        return LineAnswer(200, {}, name)
+
+    monkeypatch.setattr(ModelEndpoint, "answer", answer)
+    async with serve_batches(tmp_path, limits=Limits(calls=2)) as server:
+        local = server.local
+        await server.batch(request("refused"), request("other"))
+        await local.until(lambda: "other" in begun)
+        await local.until(lambda: bool(slots[0]._waiting))
+        before = list(begun)
+        draining = asyncio.create_task(local.listener.drain(local.server, WAIT_S))
+        await local.until(lambda: local.server.draining)
+        go.set()
+        assert await draining
+        assert begun == before
 
 
 @sqlite_only
