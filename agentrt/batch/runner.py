@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import heapq
+import itertools
 import math
 import re
 import threading
@@ -135,7 +136,8 @@ class Batch:
     """One batch on an open runtime; `results` runs it.
 
     ``total`` is the number of results that the batch will have, or None while it is unknown.
-    ``ended`` is the number of results so far, including the results of earlier processes.
+    ``ended`` is the number of results so far, including the results of earlier processes, without
+    the samples that `BatchSettings.stop_when` left unbegun.
     ``scoring`` is the number of results whose scores are being computed.
     """
 
@@ -387,7 +389,7 @@ class Batch:
     async def _result(self, work: _SampleWork) -> Result:
         if work.unscored is not None:
             bare = replace(work.unscored, scores={}, score_errors={}, earlier=False)
-            result = await self._ended(await self._scored(bare, work.item))
+            result = await self._ended(await self._scored(bare, work.item, work.unscored))
             if self._tokens is not None:
                 result = replace(result, recorded=self._tokens.read(result))
             return result
@@ -432,8 +434,8 @@ class Batch:
         await asyncio.wait([live.run.task])
 
     async def _leave(self, run: Run) -> None:
-        """Cancel a run without recording its end, because the batch or this process ends. The next
-        process resumes the run.
+        """Cancel a run without recording its end, because the batch or this process ends, or a
+        score takes too long. The next process, or the next retry of the score, resumes the run.
         """
         assert run.task is not None
         run.left = True
@@ -501,23 +503,26 @@ class Batch:
 
     # -- scores ------------------------------------------------------------------------
 
-    async def _scored(self, result: Result, item: Item) -> Result:
+    async def _scored(self, result: Result, item: Item, before: Result | None = None) -> Result:
+        """Return a result with its scores. If they are computed again, ``before`` is the result
+        with the scores that it had before.
+        """
         if result.state != "done" or not self._scores:
             return result
         self.scoring += 1
         try:
-            return await self._with_scores(result, item)
+            return await self._with_scores(result, item, before)
         finally:
             self.scoring -= 1
 
-    async def _with_scores(self, result: Result, item: Item) -> Result:
+    async def _with_scores(self, result: Result, item: Item, before: Result | None) -> Result:
         numbers: dict[str, float] = {}
         errors: dict[str, str] = {}
         limit = self._settings.limits.timeout
         for score in self._scores:
             try:
                 async with asyncio.timeout(limit) as timer:
-                    value = await self._score(score, _copied(item.record), result)
+                    value = await self._score(score, _copied(item.record), result, before)
                 numbers |= score.numbers(value)
             except (Exception, SystemExit) as error:
                 if (fatal := fatal_in(error)) is not None:
@@ -533,17 +538,15 @@ class Batch:
                 errors[score.name] = "the score was cancelled by its own code"
         return replace(result, scores=numbers, score_errors=errors)
 
-    async def _score(self, score: Score, record: Any, result: Result) -> Any:
+    async def _score(self, score: Score, record: Any, result: Result, before: Result | None) -> Any:
         value = _copied(result.result)
         if not score.uses_model:
             return await value_of(score, record, value, self._threads)
-        name = run_name(score.name, result.id, result.sample)
+        run_id = await self._judge_id(score, result, before)
         run = self._runtime.start(
             self._judges[score.name],
             {"record": record, "result": value},
-            # The id contains a fingerprint of the code, so that a judge whose code has changed
-            # starts a new run.
-            durable=Durable(id=f"{name}.{score.code}-{result.attempt}", skips=True),
+            durable=Durable(id=run_id, skips=True),
         )
         assert run.task is not None
         try:
@@ -556,6 +559,26 @@ class Batch:
         if run.state is not RunState.DONE:
             raise ScoreError(f"the program of the score was {run.state}")
         return run.result
+
+    async def _judge_id(self, score: Score, result: Result, before: Result | None) -> str:
+        """Return the program id for the run of a score that asks a model.
+
+        A later process that needs the same run gets the same id, and resumes the run from the
+        journal. The id contains a fingerprint of the code, so that a judge whose code has changed
+        starts a new run. If a run of the judge has ended and its score has failed, the next retry
+        starts a new run, too: the ended run would only repeat the recorded answer of the model.
+        """
+        name = f"{run_name(score.name, result.id, result.sample)}.{score.code}"
+        run_id, journal = f"{name}-{result.attempt}", self._runtime.journal
+        if before is None or journal is None:
+            return run_id
+        for number in itertools.count(1):
+            next_id = f"{name}.{number}-{result.attempt}"
+            if not await journal.programs("id = ?", (next_id,)):
+                break
+            run_id = next_id
+        has_failed = score.name in before.score_errors
+        return next_id if has_failed and await journal.ended_program(run_id) else run_id
 
     # -- limits ------------------------------------------------------------------------
 

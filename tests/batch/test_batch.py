@@ -497,6 +497,34 @@ async def test_a_score_whose_name_has_a_dot_is_computed_once(tmp_path: Path) -> 
     assert len(times) == 1
 
 
+async def test_a_retry_of_a_score_asks_the_model_again(tmp_path: Path) -> None:
+    """The model's first two answers to the judge are not numbers. A score that has not failed is
+    not asked again.
+    """
+    answers = iter(("good", "very good", "7"))
+    asked: list[str] = []
+
+    def says(call: Call) -> str:
+        asked.append(echo(call))
+        return next(answers) if asked[-1].startswith("grade") else asked[-1]
+
+    @score
+    async def grade(ctx: Context, record: Any, result: str) -> float:
+        return float((await ctx.llm(f"grade {result}")).text)
+
+    for retry, expected in ((None, None), ("scores", None), ("scores", 7.0), ("scores", 7.0)):
+        [tea] = await results(
+            ["tea"],
+            executor=ScriptedExecutor(says),
+            scores=[score(judge), grade],
+            out=tmp_path / "r.jsonl",
+            retry=retry,
+        )
+        assert tea.scores == {"judge": 22.0} | ({} if expected is None else {"grade": expected})
+    assert sum(each.startswith("judge") for each in asked) == 1
+    assert sum(each.startswith("grade") for each in asked) == 3
+
+
 async def test_a_score_that_takes_too_long_is_an_error() -> None:
     async def endless_score(record: Any, result: str) -> int:
         await asyncio.Event().wait()
