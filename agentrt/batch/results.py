@@ -107,6 +107,11 @@ _ITEMS: Mapping[str, tuple[type, ...]] = {"scores": (int, float), "score_errors"
 """The types of the values in fields that are objects."""
 
 
+def is_value_of(score: str, name: str) -> bool:
+    """Return whether the value ``name`` in `Result.scores` belongs to the score ``score``."""
+    return name == score or name.startswith(f"{score}.")
+
+
 def read_result(line: bytes) -> Result:
     """Read the line of a result. Raises `ValueError` for any other line."""
     value = files.parse_json(line.decode())
@@ -180,8 +185,9 @@ class ResultFile(OutputFile):
     ``retry`` starts a *round*, which repeats runs or scores. ``failed`` repeats the runs that
     failed or were stopped, and ``all`` repeats all runs. ``scores`` repeats no runs; it computes
     all scores again for results with the state ``done`` in which a score is missing or has raised
-    an error. If the process is killed, the next process with the same ``retry`` continues the
-    round. Raises `UsageError` for a file that cannot be written, or that does not contain results.
+    an error, and keeps the values of other scores. If the process is killed, the next process with
+    the same ``retry`` continues the round. Raises `UsageError` for a file that cannot be written,
+    or that does not contain results.
     """
 
     def __init__(
@@ -248,7 +254,7 @@ class ResultFile(OutputFile):
         if self._round is not None and start < self._round[1]:
             mode = self._round[0]
             if mode == "scores":
-                if result.state == "done" and not self._is_scored(result):
+                if self._scores and result.state == "done" and not self._is_scored(result):
                     self._unscored[key] = start
             else:
                 again = mode == "all" or result.state != "done"
@@ -261,8 +267,7 @@ class ResultFile(OutputFile):
     def _is_scored(self, result: Result) -> bool:
         """Return whether a result has all scores, and no score has raised an error."""
         return not result.score_errors and all(
-            any(name == score or name.startswith(f"{score}.") for name in result.scores)
-            for score in self._scores
+            any(is_value_of(score, name) for name in result.scores) for score in self._scores
         )
 
     def abandon(self) -> None:

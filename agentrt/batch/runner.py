@@ -29,7 +29,7 @@ from typing import Any
 from agentrt.batch.inputs import Fields, Item, NoInputError, Problem, is_id, key_of
 from agentrt.batch.limits import ItemLimits, check_count, check_price, read_share
 from agentrt.batch.plain import as_json
-from agentrt.batch.results import Over, Result, ResultFile, Retry
+from agentrt.batch.results import Over, Result, ResultFile, Retry, is_value_of
 from agentrt.batch.scores import Score, ScoreError, value_of
 from agentrt.batch.targets import ProgramTarget, Target, lent, opened_target
 from agentrt.batch.tokens import TokenFile, check_executor, recorded_tokens
@@ -388,7 +388,13 @@ class Batch:
 
     async def _result(self, work: _SampleWork) -> Result:
         if work.unscored is not None:
-            bare = replace(work.unscored, scores={}, score_errors={}, earlier=False)
+            names = [score.name for score in self._scores]
+            others = {
+                name: value
+                for name, value in work.unscored.scores.items()
+                if not any(is_value_of(score, name) for score in names)
+            }
+            bare = replace(work.unscored, scores=others, score_errors={}, earlier=False)
             result = await self._ended(await self._scored(bare, work.item, work.unscored))
             if self._tokens is not None:
                 result = replace(result, recorded=self._tokens.read(result))
@@ -536,7 +542,7 @@ class Batch:
                 if task is None or task.cancelling():
                     raise
                 errors[score.name] = "the score was cancelled by its own code"
-        return replace(result, scores=numbers, score_errors=errors)
+        return replace(result, scores={**result.scores, **numbers}, score_errors=errors)
 
     async def _score(self, score: Score, record: Any, result: Result, before: Result | None) -> Any:
         value = _copied(result.result)

@@ -497,6 +497,20 @@ async def test_a_score_whose_name_has_a_dot_is_computed_once(tmp_path: Path) -> 
     assert len(times) == 1
 
 
+async def test_a_retry_of_scores_keeps_the_values_of_other_scores(tmp_path: Path) -> None:
+    file = tmp_path / "r.jsonl"
+    await results(["tea"], scores=[score(scored), score(later), score(raises)], out=file)
+    written = file.read_bytes()
+    [tea] = await results(["tea"], out=file, retry="scores")
+    assert (tea.scores, set(tea.score_errors)) == ({"scored": 1.6, "later.long": 0.0}, {"raises"})
+    assert file.read_bytes() == written
+    mended = score(name="raises")(lambda record, result: 3)
+    await results(["tea"], scores=[mended, score(later)], out=file, retry="scores")
+    [tea] = read_results(file)
+    assert tea.scores == {"scored": 1.6, "later.long": 0.0, "raises": 3.0}
+    assert tea.score_errors == {}
+
+
 async def test_a_retry_of_a_score_asks_the_model_again(tmp_path: Path) -> None:
     """The model's first two answers to the judge are not numbers. A score that has not failed is
     not asked again.
