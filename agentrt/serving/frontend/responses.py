@@ -49,7 +49,8 @@ class Finished:
     ``response`` is the response's JSON in the form that the client gets. ``added`` are the items
     that the response added to the chat, both input and output. ``previous`` is the id of the
     response that this response continued. ``end`` is the hash of the chat up to the end of this
-    response. ``size`` is in bytes.
+    response. ``size`` is in bytes. ``age_s`` is the number of seconds since the response was saved,
+    for a response from the database.
     """
 
     response_id: str
@@ -59,6 +60,7 @@ class Finished:
     previous: str | None = None
     end: bytes | None = None
     size: int = 0
+    age_s: float = 0.0
 
 
 class Rows(Protocol):
@@ -89,14 +91,16 @@ class Rows(Protocol):
 class StoredResponse:
     """A response in memory, which may still be in progress.
 
-    ``at`` is the time when the response began or was loaded (seconds of the store's clock), and
-    ``objects`` are vLLM's objects for the response, by kind. When the response has ended, ``whole``
+    ``at`` is the time when the response began or was loaded, and ``expires_at`` the time when it
+    expires (seconds of the store's clock). ``objects`` are vLLM's objects for the response, by
+    kind. When the response has ended, ``whole``
     is its JSON, ``items`` are all items of its chat, ``own_items`` are the items that it added, and
     ``end`` is the hash of the chat. ``edit`` converts vLLM's own answers about a response that is
     generated in the background into the client's form; None if no conversion is needed.
     """
 
     at: float
+    expires_at: float
     model: str | None
     size: int = 0
     objects: dict[str, Any] = field(default_factory=dict)
@@ -169,7 +173,7 @@ class ResponseStore:
         """Return a tenant's response from memory; None for an unknown or expired id."""
         own = self._tenants.get(tenant)
         kept = None if own is None else own.kept.get(response_id)
-        return None if kept is None or self._clock() - kept.at > KEPT_S else kept
+        return None if kept is None or self._clock() > kept.expires_at else kept
 
     async def load(self, tenant: str, response_id: str) -> StoredResponse | None:
         """Return a tenant's response from memory or the database; None if the response is unknown,
@@ -186,7 +190,7 @@ class ResponseStore:
         finished, items = loaded
         own = self._tenants.setdefault(tenant, _TenantResponses())
         own.remove(response_id)  # it is still there if it has expired in memory
-        kept = own.kept[response_id] = StoredResponse(self._clock(), finished.model)
+        kept = own.kept[response_id] = self._new(finished.model, finished.age_s)
         own.complete(kept, finished, items)
         self._grow(tenant, response_id, finished.size)
         return kept
@@ -217,9 +221,13 @@ class ResponseStore:
         """Return a tenant's response. An unknown id creates a response."""
         own = self._tenants.setdefault(tenant, _TenantResponses())
         if response_id not in own.kept:
-            own.kept[response_id] = StoredResponse(self._clock(), CURRENT_REQUEST.get().model)
+            own.kept[response_id] = self._new(CURRENT_REQUEST.get().model)
             self._grow(tenant, response_id, CURRENT_REQUEST.get().size)
         return own.kept[response_id]
+
+    def _new(self, model: str | None, age_s: float = 0.0) -> StoredResponse:
+        now = self._clock()
+        return StoredResponse(now, now + KEPT_S - age_s, model)
 
     def finish(
         self, tenant: str, finished: Finished, before: Sequence[Any] = (), *, keeps: bool = True

@@ -96,9 +96,10 @@ def test_tenants_without_recent_responses_are_forgotten(now: list[float]) -> Non
 
 
 class OneRow:
-    """A database with one response of 40 bytes, which all readers get at the same moment."""
+    """A database with one response of 40 bytes, which ``readers`` readers get at the same moment."""
 
-    def __init__(self) -> None:
+    def __init__(self, readers: int = 5, age_s: float = 0.0) -> None:
+        self.readers, self.age_s = readers, age_s
         self.loads = 0
         self.go = asyncio.Event()
 
@@ -106,10 +107,11 @@ class OneRow:
 
     async def load(self, tenant: str, response_id: str) -> tuple[Finished, list[Any]]:
         self.loads += 1
-        if self.loads == 5:
+        if self.loads == self.readers:
             self.go.set()
         await self.go.wait()
-        return Finished(response_id, "m", {}, [], end=b"end", size=40), []
+        row = Finished(response_id, "m", {}, [], end=b"end", size=40, age_s=self.age_s)
+        return row, []
 
     async def owners(self, tenant: str, item_ids: Sequence[str]) -> set[str]:
         return set()
@@ -129,6 +131,18 @@ async def test_a_response_that_is_loaded_several_times_at_once_counts_once(
     handler.put("a", "resp-2", 40)
     assert store.get("a", "resp-1") is loaded[0]
     assert handler.has("a", "resp-2")
+
+
+async def test_reading_a_response_from_the_database_does_not_keep_it_for_longer(
+    now: list[float],
+) -> None:
+    rows = OneRow(1, age_s=responses.KEPT_S - 60.0)
+    store = ResponseStore(lambda: now[0], lambda: rows)
+    loaded = await store.load("a", "resp-1")
+    now[0] = 59.0
+    assert store.get("a", "resp-1") is loaded
+    now[0] = 61.0
+    assert store.get("a", "resp-1") is None
 
 
 async def test_other_tenants_do_not_find_a_response() -> None:

@@ -111,7 +111,10 @@ class KeptResponses:
         query = sa.select(responses).where(of_tenant, key.in_(sa.select(chat.c.response_id)))
         rows = {row.response_id: row for row in await self._rows(query)}
         chain = _chain(rows, response_id)
-        return None if not chain else await asyncio.to_thread(_loaded, chain)
+        if not chain:
+            return None
+        age_s = self._database.clock.now() - chain[-1].at
+        return await asyncio.to_thread(_loaded, chain, age_s)
 
     async def owners(self, tenant: str, item_ids: Sequence[str]) -> set[str]:
         """Return the ids of the tenant's responses that have any of these items. At most
@@ -193,7 +196,7 @@ def _chain(rows: Mapping[str, Row], response_id: str) -> list[Row]:
     return chain[::-1]
 
 
-def _loaded(chain: Sequence[Row]) -> tuple[Finished, Sequence[Any]]:
+def _loaded(chain: Sequence[Row], age_s: float) -> tuple[Finished, Sequence[Any]]:
     added = [json.loads(row.added) for row in chain]
     last = chain[-1]
     finished = Finished(
@@ -204,6 +207,7 @@ def _loaded(chain: Sequence[Row]) -> tuple[Finished, Sequence[Any]]:
         last.previous,
         None if last.chat_end is None else bytes.fromhex(last.chat_end),
         last.size,
+        age_s,
     )
     return finished, [item for items in added for item in items]
 

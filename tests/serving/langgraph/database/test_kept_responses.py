@@ -220,6 +220,10 @@ async def test_old_responses_are_deleted_but_not_what_a_chat_needs(
         third = await ask(local, "So?", previous_response_id=second["id"])
     async with server_on(database, machine=machine) as local:  # the fourth was too many
         assert await kept(local, first, lone, second, third) == [200, 404, 200, 200]
+        rows = local.server.response_rows
+        loaded = None if rows is None else await rows.load("a", first["id"])
+        assert loaded is not None
+        assert loaded[0].age_s == pytest.approx(10.0)
     now[0] = responses.KEPT_S + 5.0
     async with server_on(database, machine=machine) as local:
         assert await kept(local, first, second, third) == [404, 200, 200]
