@@ -111,7 +111,7 @@ def _add_batches(router: APIRouter, services: BatchServices, runners: BatchRunne
         record = records.get(tenant_of(request), batch_id)
         if record.status in ("validating", "in_progress"):
             record.enter("cancelling", services.clock.now())
-            # First: if the disk is full, the client gets an error, and the batch ends nevertheless.
+            # Interrupt first, so that the batch ends even if the disk is full and `put` fails.
             runners.interrupt(record)
             await records.put(record)
         elif record.status != "cancelling":

@@ -261,16 +261,13 @@ class ItemReader:
             self.left_out.add(kind)
             return
         output = self._output_of(kind, item)
-        if output is None:
-            self.left_out.add(kind)
-            return
         known = self._call_ids.get(call_id)
         if known is None and self.strict_calls:
             yield _message("user", f"[output of an earlier tool call]\n{_plain(output)}")
         else:
             yield _output(known or call_id, _plain(output) if self.strict_calls else output)
 
-    def _output_of(self, kind: str, item: Item) -> str | list[Json] | None:
+    def _output_of(self, kind: str, item: Item) -> str | list[Json]:
         """Return a tool's output as a text or as parts. In place of a missing output, return the
         item's status, or an empty text if the item has no status.
         """

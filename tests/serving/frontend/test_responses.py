@@ -96,7 +96,7 @@ def test_tenants_without_recent_responses_are_forgotten(now: list[float]) -> Non
 
 
 class OneRow:
-    """A database with one response of 40 bytes, which ``readers`` readers get at the same moment."""
+    """A database with one response of 40 bytes, which ``readers`` get at the same moment."""
 
     def __init__(self, readers: int = 5, age_s: float = 0.0) -> None:
         self.readers, self.age_s = readers, age_s
