@@ -20,6 +20,7 @@ from agentrt.serving.frontend.response_items import ItemReader, compaction, text
 from agentrt.serving.frontend.response_tools import (
     CLIENT_TOOLS,
     Carrier,
+    InputReader,
     carried_choice,
     carried_tools,
     custom_input,
@@ -215,8 +216,7 @@ class AnswerEdit:
         self.is_compaction = compaction
         self.is_endpoint = is_endpoint
         self._calls: dict[str, Carrier] = {}
-        self._arguments: dict[str, str] = {}
-        self._sent_input: dict[str, str] = {}
+        self._inputs: dict[str, InputReader] = {}
 
     def sending(self, send: Send, after: int = -1) -> Send:
         """Return a wrapper of ``send`` for a later request that reads the same stored response.
@@ -372,15 +372,14 @@ class AnswerEdit:
             for name in ("sequence_number", "output_index", "item_id")
             if name in event
         }
+        if own_id not in self._inputs:
+            self._inputs[own_id] = InputReader()
+        reader = self._inputs[own_id]
         if kind == f"{_ARGUMENTS}delta":
-            whole = self._arguments[own_id] = self._arguments.get(own_id, "") + event["delta"]
-            text, before = custom_input(whole), self._sent_input.get(own_id, "")
-            if len(text) > len(before) and text.startswith(before):
-                self._sent_input[own_id] = text
-                yield {"type": f"{_INPUT}delta", **shared, "delta": text[len(before) :]}
+            if text := reader.feed(event["delta"]):
+                yield {"type": f"{_INPUT}delta", **shared, "delta": text}
             return
-        text = custom_input(str(event.get("arguments") or ""))
-        before = self._sent_input.get(own_id, "")
+        text, before = custom_input(str(event.get("arguments") or "")), reader.text
         if len(text) > len(before) and text.startswith(before):
             yield {"type": f"{_INPUT}delta", **shared, "delta": text[len(before) :]}
         yield {"type": f"{_INPUT}done", **shared, "input": text}

@@ -9,6 +9,7 @@ client's form. Tools that only OpenAI's servers can run are left out.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -338,6 +339,68 @@ def custom_input(arguments: str) -> str:
     if isinstance(text, str):
         return text
     return "" if arguments.lstrip().startswith("{") else arguments
+
+
+_INPUT_HEAD = re.compile(r'\s*\{\s*"' + INPUT + r'"\s*:\s*"')
+"""The arguments of a function that stands for a custom tool, up to the beginning of the input."""
+_WHOLE_CHARACTERS = re.compile(
+    r"""(?: [^"\\]
+        | \\ [^u]
+        | \\u [dD][89abAB][0-9a-fA-F]{2} \\u [0-9a-fA-F]{4}
+        | \\u (?! [dD][89abAB]) [0-9a-fA-F]{4}
+    )*""",
+    re.VERBOSE,
+)
+"""Characters inside a JSON string. Both halves of a surrogate pair are one character."""
+
+
+class InputReader:
+    """A reader of a custom tool's input in a stream of the JSON arguments of its function.
+
+    `custom_input` reads the same input from all arguments at once. Reading them again for each
+    piece would take quadratic time. ``text`` is the input that was read so far. The reader stops
+    where the arguments do not have the usual form.
+    """
+
+    def __init__(self) -> None:
+        self._parts: list[str] = []
+        self._left = ""
+        self._is_over = self._is_plain = self._is_inside = False
+
+    @property
+    def text(self) -> str:
+        return "".join(self._parts)
+
+    def feed(self, piece: str) -> str:
+        """Return the part of the input that the next piece of the arguments adds."""
+        if self._is_over:
+            return ""
+        self._left += piece
+        if not self._is_inside and not self._begin():
+            return ""
+        part, self._left = self._left, ""
+        if not self._is_plain:
+            characters = _WHOLE_CHARACTERS.match(part)
+            assert characters is not None  # the pattern also matches no characters
+            part, self._left = characters[0], part[characters.end() :]
+            self._is_over = self._left.startswith('"')
+            try:
+                part = from_json(f'"{part}"')
+            except ValueError:
+                self._is_over, part = True, ""
+        self._parts.append(part)
+        return part
+
+    def _begin(self) -> bool:
+        """Return whether the input has begun, and drop what comes before it."""
+        if (head := _INPUT_HEAD.match(self._left)) is not None:
+            self._left = self._left[head.end() :]
+            self._is_inside = True
+        elif self._left.strip() and not self._left.lstrip().startswith("{"):
+            self._is_inside = self._is_plain = True
+        else:
+            self._is_over = self._left.count('"') > 2  # another argument comes first
+        return self._is_inside
 
 
 def partial_json(text: str) -> Any:

@@ -10,6 +10,8 @@ from typing import Any
 import httpx
 import pytest
 
+from agentrt.serving.frontend import response_answers, response_tools
+from agentrt.serving.frontend.response_tools import INPUT
 from tests.serving.frontend.response_items import GRAMMAR, SCHEMA
 from tests.serving.frontend.test_response_items import (  # noqa: F401
     PATH,
@@ -202,6 +204,44 @@ async def test_a_stream_that_is_resumed_within_a_call_continues_in_the_same_form
         rest = events_in(await either.client.get(at, params=params))
         later = [event for event in events if event["sequence_number"] > number]
         assert [kept_of(event) for event in rest] == [kept_of(event) for event in later]
+
+
+@pytest.mark.parametrize("text", ["", PATCH, "\\\\u00fc\N{SNOWMAN}\N{OCTOPUS}\t{", '"}'])
+@pytest.mark.parametrize("size", [1, 2, 5])
+@pytest.mark.parametrize("form", ["ascii", "utf-8", "plain", "second", "cut off"])
+async def test_the_input_of_a_custom_tool_is_read_once(
+    text: str, size: int, form: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The arguments are not read again from their beginning for each of their pieces."""
+    values = {"other": 1, INPUT: text} if form == "second" else {INPUT: text}
+    whole = text if form == "plain" else json.dumps(values, ensure_ascii=form == "ascii")
+    if form == "cut off":
+        whole = whole[:-3]
+    pieces = [whole[at : at + size] for at in range(0, len(whole), size)]
+    read: list[str] = []
+
+    def custom_input(arguments: str) -> str:
+        read.append(arguments)
+        return response_tools.custom_input(arguments)
+
+    monkeypatch.setattr(response_answers, "custom_input", custom_input)
+    edit = response_answers.AnswerEdit({"patch": response_tools.Carrier("custom", "patch")}, {})
+    call = {"type": "function_call", "id": "c", "name": "patch", "arguments": whole}
+    about = {"item_id": "c", "type": "response.function_call_arguments.delta"}
+    sent = [
+        {"type": "response.output_item.added", "item": {**call, "arguments": ""}},
+        *({**about, "delta": piece} for piece in pieces),
+        {**about, "type": "response.function_call_arguments.done", "arguments": whole},
+    ]
+    answers = [edit.events(b"data: %b\n\n" % json.dumps(event).encode()) for event in sent]
+    events = [
+        json.loads(line[6:]) for line in b"".join(answers).split(b"\n") if line[:5] == b"data:"
+    ]
+    *deltas, done = events[1:]
+    assert read == [whole]
+    assert "".join(event["delta"] for event in deltas) == done["input"]
+    assert done["input"] == response_tools.custom_input(whole)
+    assert len(deltas) > (1 if form != "second" and len(text) > 3 * size else -1)
 
 
 def kept_of(event: dict[str, Any]) -> dict[str, Any]:
