@@ -51,6 +51,7 @@ _LEVELS: Mapping[tuple[str, str], frozenset[str]] = {
     ("reasoning", "effort"): frozenset(
         ["none", "minimal", "low", "medium", "high", "xhigh", "max"]
     ),
+    ("reasoning", "context"): frozenset(["auto", "current_turn", "all_turns"]),
     ("reasoning", "summary"): frozenset(["auto", "concise", "detailed"]),
     ("reasoning", "generate_summary"): frozenset(["auto", "concise", "detailed"]),
     ("text", "verbosity"): frozenset(["low", "medium", "high"]),

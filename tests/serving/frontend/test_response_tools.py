@@ -353,6 +353,7 @@ async def test_choices_that_cannot_be_used_are_left_out(
     ("fields", "left_out"),
     [
         ({"reasoning": {"effort": "ultra", "summary": "auto"}}, "reasoning.effort.ultra"),
+        ({"reasoning": {"context": "brand_new"}}, "reasoning.context.brand_new"),
         ({"reasoning": {"effort": "low", "summary": "none"}}, "reasoning.summary.none"),
         ({"text": {"verbosity": "brand_new"}}, "text.verbosity.brand_new"),
         ({"truncation": "brand_new"}, "truncation.brand_new"),
