@@ -38,7 +38,7 @@ class _CallFile(LineFile):
 
     A line is either a call or the beginning of a run. A run that is started again from its start
     has several beginnings; only the lines after the last beginning are used. Raises `UsageError`
-    for a file that cannot be read or written.
+    for a file that cannot be opened, or that has other content.
     """
 
     def __init__(self, results: ResultFile) -> None:

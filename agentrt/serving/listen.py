@@ -1,10 +1,10 @@
 """Serve the application on a port, in the runtime's own event loop, and shut down gracefully.
 
 While the engine starts, which may take minutes, `StartingApp` answers. A health check gets status
-503 at once, so that whoever starts the server can see that it is alive and not ready yet. A request
-for metrics gets status 503, too. The chat page and the dashboard show that the engine starts, and
-load themselves again. All other requests wait until the engine has started. While too many
-connections are open, new requests are refused.
+503 at once, which says that the server is alive and not ready yet. A request for metrics gets
+status 503, too. The chat page and the dashboard show that the engine starts, and reload themselves.
+All other requests wait until the engine has started. While too many connections are open, new
+requests are refused.
 """
 
 from __future__ import annotations

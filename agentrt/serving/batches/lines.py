@@ -228,7 +228,7 @@ def answered_numbers(content: Content) -> Iterator[int]:
 
 def total_usage(content: Content) -> Mapping[str, Any] | None:
     """Return the tokens of all answers in an output file, as the ``usage`` of a batch object, or
-    None if no answer has its tokens, as the answers of programs.
+    None if no answer has a ``usage``. The answers of programs have no such field.
     """
     tokens = dict.fromkeys(("input", "output", "cached", "reasoning"), 0)
     answers = counted = 0

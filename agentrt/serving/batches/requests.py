@@ -69,7 +69,7 @@ class ModelEndpoint:
     async def answer(self, tenant: str, request: LineRequest, name: str) -> LineAnswer:
         """Answer a request.
 
-        The outcome has ``retry_after_s`` if the tenant is at a limit or the engine restarts.
+        The answer has ``retry_after_s`` if the tenant is at a limit or the engine restarts.
         """
         body = json.dumps(request.body).encode()
         headers = {
@@ -166,7 +166,7 @@ class ProgramEndpoint:
         """Run the program, and return the description of the run as the body of the answer. If the
         run cannot start, the body is the error.
 
-        The outcome has ``retry_after_s`` if the tenant is at a limit, the engine has died, or the
+        The answer has ``retry_after_s`` if the tenant is at a limit, the engine has died, or the
         journal fails.
         """
         run_id = f"{self._program.name}-{name.removeprefix(ANSWER_ID_PREFIX).replace('_', '.')}-1"
