@@ -98,12 +98,14 @@ class LineFile(LineWriter):
 
     def incomplete(self) -> bytes:
         """Return the bytes after the last line end: an incomplete last line, or no bytes."""
-        size = os.fstat(self._descriptor).st_size
-        tail, start = b"", size
-        while start > 0 and b"\n" not in tail:
-            start = max(0, start - _BLOCK)
-            tail = os.pread(self._descriptor, size - start, start)
-        return tail.rpartition(b"\n")[2]
+        pieces: list[bytes] = []
+        start, line_end = os.fstat(self._descriptor).st_size, b""
+        while start > 0 and not line_end:
+            size = min(_BLOCK, start)
+            start -= size
+            _, line_end, piece = os.pread(self._descriptor, size, start).rpartition(b"\n")
+            pieces.append(piece)
+        return b"".join(reversed(pieces))
 
     def complete(self) -> None:
         """Add the line end that the last line of the file lacks."""

@@ -51,6 +51,28 @@ async def test_a_line_that_was_cut_off_anywhere_is_repaired(tmp_path: Path) -> N
         assert path.read_bytes() == whole
 
 
+async def test_a_long_line_that_was_cut_off_is_read_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "r.jsonl"
+    (await written(path, result("a"))).close()
+    whole = path.read_bytes()
+    rest = result("b", result="ü" * 1_000_000).to_line()[:-100]
+    path.write_bytes(whole + rest)
+    sizes: list[int] = []
+    pread = os.pread
+
+    def counted(descriptor: int, size: int, offset: int) -> bytes:
+        data = pread(descriptor, size, offset)
+        sizes.append(len(data))
+        return data
+
+    monkeypatch.setattr(os, "pread", counted)
+    ResultFile(path).close()
+    assert path.read_bytes() == whole
+    assert sum(sizes) <= len(whole + rest)
+
+
 async def test_a_reader_does_not_see_a_line_that_is_being_written(tmp_path: Path) -> None:
     path = tmp_path / "r.jsonl"
     (await written(path, result("a"), result("b"))).close()
