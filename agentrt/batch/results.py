@@ -303,12 +303,13 @@ class ResultFile(OutputFile):
 
     def read(self, item_id: str, sample: int) -> Result:
         """Return the result of a sample that had ended before this process began."""
-        start, line = self._ended[key_of(item_id, sample)], b""
-        while not line.endswith(b"\n") and (
-            block := os.pread(self._descriptor, _BLOCK, start + len(line))
-        ):
-            line += block.partition(b"\n")[0] + b"\n" if b"\n" in block else block
-        return read_result(line)
+        pieces: list[bytes] = []
+        start, line_end = self._ended[key_of(item_id, sample)], b""
+        while not line_end and (block := os.pread(self._descriptor, _BLOCK, start)):
+            piece, line_end, _ = block.partition(b"\n")
+            pieces.append(piece)
+            start += len(block)
+        return read_result(b"".join(pieces))
 
     async def put(self, result: Result) -> None:
         """Add the line of a result, and return when it is on the disk. Raises `OSError` if it
