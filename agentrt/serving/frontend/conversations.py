@@ -252,12 +252,13 @@ class _Parts:
 
     def __init__(self) -> None:
         self.text: list[str] = []
-        self._calls: dict[int, list[str]] = {}
+        self._calls: dict[int, tuple[list[str], list[str]]] = {}
 
     def add(self, index: int, name: str | None, arguments: str | None) -> None:
-        call = self._calls.setdefault(index, ["", ""])
-        call[0] += name or ""
-        call[1] += arguments or ""
+        """Add a piece of a call's name and arguments."""
+        names, pieces = self._calls.setdefault(index, ([], []))
+        names.append(name or "")
+        pieces.append(arguments or "")
 
     def has(self, index: int) -> bool:
         """Return whether the block at ``index`` is a tool call."""
@@ -265,8 +266,8 @@ class _Parts:
 
     def message(self) -> Message:
         calls = [
-            {"function": {"name": name, "arguments": arguments}}
-            for _, (name, arguments) in sorted(self._calls.items())
+            {"function": {"name": "".join(names), "arguments": "".join(pieces)}}
+            for _, (names, pieces) in sorted(self._calls.items())
         ]
         return chat_message(
             {"role": "assistant", "content": "".join(self.text), "tool_calls": calls}

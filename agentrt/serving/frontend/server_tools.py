@@ -10,6 +10,7 @@ import asyncio
 import json
 import logging
 import re
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -228,6 +229,7 @@ class _Stream:
         self._has_begun = self._is_broken = False
         self._base = self._next = 0
         self._blocks: dict[int, dict[str, Any]] = {}
+        self._pieces: defaultdict[int, dict[str, list[str]]] = defaultdict(dict)
         self._delta: dict[str, Any] | None = None
         self._rest = b""
 
@@ -235,13 +237,14 @@ class _Stream:
         loop, fields = self._loop, scope[FIELDS]
         for number in range(1, MOST_ROUNDS + 1):
             self._base, self._blocks, self._delta, self._rest = self._next, {}, None, b""
+            self._pieces.clear()
             await loop.app({**scope, FIELDS: fields}, receive, self._pass)
             assert self._start is not None
             if self._start["status"] != _OK:
                 return
             if self._is_broken or self._delta is None:
                 break
-            content = [self._blocks[index] for index in sorted(self._blocks)]
+            content = [self._block(index) for index in sorted(self._blocks)]
             usage = self._delta.get("usage") or {}
             loop.count(usage)
             delta = self._delta["delta"]
@@ -305,8 +308,6 @@ class _Stream:
             self._next = max(self._next, value["index"] + 1)
             if kind == "content_block_start":
                 value["content_block"] = self._loop.shown(value["content_block"])
-            elif kind == "content_block_stop":
-                self._close(value["index"] - self._base)
         await self._put(value)
 
     def _note(self, kind: str, value: Mapping[str, Any]) -> None:
@@ -314,21 +315,23 @@ class _Stream:
         if kind == "content_block_start":
             self._blocks[value["index"]] = dict(value["content_block"])
             return
-        block, delta = self._blocks.get(value["index"]), value.get("delta") or {}
-        if block is None:
-            return
+        delta = value.get("delta") or {}
         for name in ("text", "thinking", "signature", "partial_json"):
             if name in delta:
-                block[name] = block.get(name, "") + delta[name]
+                self._pieces[value["index"]].setdefault(name, []).append(delta[name])
 
-    def _close(self, index: int) -> None:
-        block = self._blocks.get(index)
-        if block is not None and block.get("type") == "tool_use":
+    def _block(self, index: int) -> dict[str, Any]:
+        """Return a block of the model, with the texts that came in pieces."""
+        block = dict(self._blocks[index])
+        for name, pieces in self._pieces[index].items():
+            block[name] = block.get(name, "") + "".join(pieces)
+        if block.get("type") == "tool_use":
             text = block.pop("partial_json", "")
             try:
                 block["input"] = from_json(text) if text else block.get("input") or {}
             except ValueError:  # the arguments were cut off
                 block["input"] = {}
+        return block
 
     async def _put_block(self, block: dict[str, Any]) -> None:
         index, self._next = self._next, self._next + 1
