@@ -2,9 +2,9 @@
 
 Clients of that API send blocks and tools that Anthropic's own servers know, and the history has the
 results of those servers. vLLM knows some of these blocks, and refuses a request that has any other
-block. Here every block that a model can read becomes text, or a tool call with its result. Blocks
-that this server cannot use are left out, and their types are named in the answer. Malformed values
-stay as they are, for vLLM to refuse. This module does no I/O.
+block. Here every such block that a model can read becomes text, or a tool call with its result.
+Blocks that this server cannot use are left out, and their types are named in the answer. Malformed
+values stay as they are, for vLLM to refuse. This module does no I/O.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _RESULT = "tool_result"
 _CHANGES = frozenset(["tool_addition", "tool_removal"])
 _NOT_SHOWN = frozenset(["fallback", "mcp_tool_listing"])
 """Blocks that Anthropic's servers do not show to the model either."""
-_AS_TEXT = frozenset(["document", "search_result", "browser_state"])
+_AS_TEXT = frozenset(["search_result", "browser_state"])
 _PLAIN = {
     "user": frozenset(["text", "tool_result", "tool_reference"]),
     "assistant": frozenset(["text", "thinking", "redacted_thinking", "tool_use", "tool_reference"]),
