@@ -24,7 +24,7 @@ from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from agentrt.batch.inputs import Fields, Item, NoInputError, Problem, is_id, key_of
 from agentrt.batch.limits import ItemLimits, check_count, check_price, read_share
@@ -818,6 +818,11 @@ async def opened_batch(
     ``scheduler`` has the settings of an engine that is opened here. ``total`` is the number of
     results; None if it is unknown. The other keyword arguments are those of `batch`.
     """
+    if isinstance(scores, Score):
+        raise ConfigError(f"scores must be a list of scores, got {scores!r}; write scores=[...]")
+    if retry not in (None, *get_args(Retry)):
+        allowed = ", ".join(map(repr, get_args(Retry)))
+        raise ConfigError(f"retry must be one of {allowed} or None, got {retry!r:.80}")
     for each in scores:
         if not isinstance(each, Score):
             raise ConfigError(f"scores: {each!r:.80} is not a score; make it one with score(...)")

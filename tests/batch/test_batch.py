@@ -636,6 +636,8 @@ async def test_a_score_that_changes_its_arguments_changes_no_result(tmp_path: Pa
         ([1], {"timeout": "1"}, "timeout must be a number above 0, got '1'"),
         ([1], {"timeout": float("nan")}, "timeout must be a number above 0, got nan"),
         ([1], {"scores": [len]}, "is not a score"),
+        ([1], {"scores": score(scored)}, r"must be a list of scores, got <score scored>"),
+        ([1], {"retry": "score"}, "retry must be one of 'failed', 'scores', 'all' or None, got"),
         (
             [1],
             {"scores": [score(name="same")(scored), score(name="same")(raises)]},
