@@ -7,8 +7,9 @@ of the new request.
 
 from __future__ import annotations
 
+import math
 import re
-from collections import Counter, defaultdict, deque
+from collections import defaultdict, deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -34,6 +35,8 @@ Client = tuple[Any, ...]
 """A key that identifies a client: the tenant and the path, and for requests without an
 ``Idempotency-Key`` also the headers and the address in which clients of one tenant differ.
 """
+_FailedTry = tuple[Client, int, bytes]
+"""The client, the number and the digest of a try that has failed."""
 
 
 class Superseding(Protocol):
@@ -76,8 +79,9 @@ class Tries:
     def __init__(self) -> None:
         self._keys: dict[tuple[Client, bytes], Try] = {}
         self._without_key: defaultdict[Client, list[Try]] = defaultdict(list)
-        self._failed: Counter[tuple[Client, int, bytes]] = Counter()
-        self._ages: deque[tuple[float, tuple[Client, int, bytes]]] = deque()
+        self._failed: dict[_FailedTry, deque[float]] = {}
+        """The times of the failures that are remembered and that no retry has followed yet."""
+        self._ages: deque[tuple[float, _FailedTry]] = deque()
 
     async def begin(
         self, exchange: Superseding, scope: Scope, tenant: str, digest: bytes, now: float
@@ -131,27 +135,34 @@ class Tries:
         others.remove(own)
         if not others:
             del self._without_key[own.client]
+        self._forget_old(now)
         if failed and own.count is not None:
             try_key = (own.client, own.count, own.digest)
-            self._failed[try_key] += 1
+            self._failed.setdefault(try_key, deque()).append(now)
             self._ages.append((now, try_key))
 
     def _follows_failed(self, own: Try, now: float) -> bool:
         """Return whether the try before this one is known to have failed."""
-        while self._ages and self._ages[0][0] < now - REMEMBERED_S:
-            self._forget(self._ages.popleft()[1])
+        self._forget_old(now)
         assert own.count is not None
         before = (own.client, own.count - 1, own.digest)
-        return self._forget(before)
-
-    def _forget(self, try_key: tuple[Client, int, bytes]) -> bool:
-        if not self._failed[try_key]:
-            del self._failed[try_key]
+        if before not in self._failed:
             return False
-        self._failed[try_key] -= 1
-        if not self._failed[try_key]:
-            del self._failed[try_key]
+        self._forget(before)
         return True
+
+    def _forget_old(self, now: float) -> None:
+        while self._ages and self._ages[0][0] < now - REMEMBERED_S:
+            at, try_key = self._ages.popleft()
+            if self._failed.get(try_key, (math.inf,))[0] <= at:  # no retry has followed it
+                self._forget(try_key)
+
+    def _forget(self, try_key: _FailedTry) -> None:
+        """Forget the oldest failure of a try."""
+        times = self._failed[try_key]
+        times.popleft()
+        if not times:
+            del self._failed[try_key]
 
 
 def _is_sequential(headers: Mapping[bytes, bytes]) -> bool:
