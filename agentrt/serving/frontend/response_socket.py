@@ -47,7 +47,7 @@ _OWN_HEADERS = frozenset(
 _CREATE = "response.create"
 _OWN_FIELDS = ("type", "generate", "stream_id", "background")
 _LAST = ("response.completed", "response.incomplete", "response.failed")
-_GOING_AWAY, _GONE, _TOO_BUSY = 1001, 1006, 1013
+_GOING_AWAY, _GONE, _FAILED, _TOO_BUSY = 1001, 1006, 1011, 1013
 _ABORT_S = 5.0
 """Seconds that an answer may take to end after its client has disconnected."""
 _TOO_MANY = (
@@ -83,7 +83,10 @@ class ResponseSocket:
             if self._is_answering:  # the call is aborted, as for any client that disconnects
                 await asyncio.wait({answering}, timeout=_ABORT_S)
             answering.cancel()
-            await asyncio.gather(answering, reading, return_exceptions=True)
+            for outcome in await asyncio.gather(answering, reading, return_exceptions=True):
+                if isinstance(outcome, Exception):  # a bug
+                    _LOG.error("a WebSocket at %s failed", RESPONSES, exc_info=outcome)
+                    await self._close(_FAILED, "the server failed")
 
     async def drain(self) -> None:
         """Close the connection, at once or after the answer in progress, because the server
