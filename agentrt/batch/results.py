@@ -214,7 +214,7 @@ class ResultFile(OutputFile):
             read_result(rest)
             self.complete()
             return
-        if not _begins_a_result(rest):
+        if not begins_a_line(rest):
             raise UsageError(
                 f"--out {str(self.path)!r}: the last line is not a result; name a file of results, "
                 "or a new file"
@@ -348,8 +348,8 @@ class ResultFile(OutputFile):
 _BEGINNING = b'{"id": '
 
 
-def _begins_a_result(rest: bytes) -> bool:
-    """Return whether an incomplete line can be the beginning of a result. Only such a line may be
-    removed.
+def begins_a_line(rest: bytes) -> bool:
+    """Return whether an incomplete line can be the beginning of the line of a result, or of its
+    tokens. Only such a line may be removed.
     """
     return rest.startswith(_BEGINNING) or _BEGINNING.startswith(rest)

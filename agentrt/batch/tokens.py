@@ -24,7 +24,7 @@ from agentrt.batch.recorded import (
     from_line,
     write_table,
 )
-from agentrt.batch.results import Result, ResultFile
+from agentrt.batch.results import Result, ResultFile, begins_a_line
 from agentrt.errors import ConfigError, UsageError
 from agentrt.executors.info import ExecutorInfo
 from agentrt.runtime.tokens import TokenLog
@@ -96,7 +96,7 @@ class TokenFile(OutputFile):
     def _check(self, results: ResultFile) -> None:
         """Remove lines without a result, and check that all results that are kept have lines."""
         if rest := self.incomplete():
-            if not (rest.startswith(_BEGINNING) or _BEGINNING.startswith(rest)):
+            if not begins_a_line(rest):
                 raise self._not_tokens("the last line")
             self.drop(len(rest))
         there = {head.key for head, _ in self._lines()}
@@ -171,9 +171,6 @@ class TokenFile(OutputFile):
         self._prune(results)
         if self._table is not None:
             write_table(self._target, self._table, self.path)
-
-
-_BEGINNING = b'{"id": '
 
 
 class _Head(NamedTuple):

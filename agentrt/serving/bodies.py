@@ -169,6 +169,14 @@ def whole(body: bytes) -> Message:
     return {"type": "http.request", "body": body, "more_body": False}
 
 
+def with_length(start: Message, body: bytes) -> Message:
+    """Return the head of an answer with the length of ``body``, in place of the length of the body
+    that it was made for.
+    """
+    headers = [header for header in start["headers"] if header[0] != b"content-length"]
+    return {**start, "headers": [*headers, (b"content-length", b"%d" % len(body))]}
+
+
 class _IncomingBody:
     """A body while it arrives, with the limits of its path."""
 

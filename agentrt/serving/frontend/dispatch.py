@@ -21,7 +21,7 @@ from agentrt.executors.chat_api import FIELDS, WORKS_FOR, Frontend, FrontProfile
 from agentrt.executors.info import display_name
 from agentrt.executors.vllm.entrypoints.models import FrontendsByModel
 from agentrt.interrupts import Tool
-from agentrt.serving.bodies import LONG, ReadBody, body_of, parse_json, pause, whole
+from agentrt.serving.bodies import LONG, ReadBody, body_of, parse_json, pause, whole, with_length
 from agentrt.serving.error_responses import ApiError, describe, in_form_of, log_fault
 from agentrt.serving.frontend.anthropic_tools import server_kinds
 from agentrt.serving.frontend.bounds import (
@@ -617,9 +617,7 @@ def _refusing(path: str, send: Send) -> Send:
         if message is start or message.get("more_body", False):
             return
         whole_body = clearer(path, start["status"], bytes(body))
-        headers = [header for header in start["headers"] if header[0] != b"content-length"]
-        headers.append((b"content-length", str(len(whole_body)).encode()))
-        await send({**start, "headers": headers})
+        await send(with_length(start, whole_body))
         await send({"type": "http.response.body", "body": whole_body})
 
     return send_clearer

@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from agentrt.executors.chat_api import FIELDS, calling
 from agentrt.runtime.first_words import first_words
-from agentrt.serving.bodies import pause
+from agentrt.serving.bodies import pause, with_length
 from agentrt.serving.error_responses import (
     SupersededError,
     describe,
@@ -393,9 +393,8 @@ class Exchange:
                 {"type": "http.response.body", "body": last_event(self.path, from_json(body))}
             )
             return
-        headers = [header for header in self._start["headers"] if header[0] != b"content-length"]
-        headers += [(b"content-length", str(len(body)).encode()), *retry_headers(status)]
-        await send({**self._start, "headers": headers})
+        head = with_length(self._start, body)
+        await send({**head, "headers": [*head["headers"], *retry_headers(status)]})
         await send({"type": "http.response.body", "body": body})
 
     def _leave(self) -> None:

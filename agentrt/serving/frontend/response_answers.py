@@ -16,7 +16,7 @@ from starlette.types import Message, Send
 
 from agentrt.serving.error_responses import ApiError
 from agentrt.serving.frontend.left_out import LeftOut
-from agentrt.serving.frontend.response_items import ItemReader, compaction, text_of
+from agentrt.serving.frontend.response_items import ItemReader, compaction, input_items, text_of
 from agentrt.serving.frontend.response_tools import (
     CLIENT_TOOLS,
     Carrier,
@@ -117,7 +117,7 @@ def prepare(
     changed: dict[str, Any] = {}
     carried = carried_tools(tools if isinstance(tools, list) else (), left_out, model.own_tools)
     reader = ItemReader(carried, left_out, item_of, model.media, strict_calls=model.harmony)
-    items = _items(own_input)
+    items = input_items(own_input)
     if items is not None:
         changed["input"] = chat = reader.read([*(before or ()), *items])
         if not chat and items and not fields.get("instructions"):
@@ -148,13 +148,6 @@ def prepare(
         carried.carriers, shown, compaction=reader.is_compaction, is_endpoint=compacts
     )
     return Prepared({**fields, **changed}, edit if is_edited else None, before or ())
-
-
-def _items(own_input: Any) -> list[Any] | None:
-    """Return the items of an input; None for a value of another type, which vLLM refuses."""
-    if isinstance(own_input, str):
-        return [{"type": "message", "role": "user", "content": own_input}]
-    return own_input if isinstance(own_input, list) else None
 
 
 def _known_values(fields: Mapping[str, Any], left_out: LeftOut) -> dict[str, Any]:

@@ -362,6 +362,13 @@ def item_type(item: Item) -> str:
     return "message" if "role" in item else REFERENCE
 
 
+def input_items(own_input: Any) -> list[Any] | None:
+    """Return the items of an input; None for a value of another type, which vLLM refuses."""
+    if isinstance(own_input, str):
+        return [{"type": "message", "role": "user", "content": own_input}]
+    return own_input if isinstance(own_input, list) else None
+
+
 def references(own_input: Any) -> list[str]:
     """Return the ids of the stored items that an input refers to."""
     items = own_input if isinstance(own_input, list) else ()

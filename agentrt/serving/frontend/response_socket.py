@@ -23,6 +23,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from agentrt.serving.frontend.conversations import RESPONSES
+from agentrt.serving.frontend.response_items import input_items
 from agentrt.serving.sockets import SUBPROTOCOL
 
 Json = dict[str, Any]
@@ -153,7 +154,7 @@ class ResponseSocket:
         about = {} if stream_id is None else {"stream_id": stream_id}
         body = {name: value for name, value in event.items() if name not in _OWN_FIELDS}
         before = self._chats.get(str(body.get("previous_response_id")))
-        chat = [*(before or ()), *_items(body.get("input"))]
+        chat = [*(before or ()), *(input_items(body.get("input")) or ())]
         shown = {"previous_response_id": body.get("previous_response_id")}
         if before is not None:  # after a warm-up without input, the chat is empty
             body = {**body, "input": chat, "previous_response_id": None}
@@ -287,12 +288,6 @@ class _EventParser:
             for line in text.splitlines()
             if line.startswith(b"data: {")
         ]
-
-
-def _items(own_input: Any) -> list[Any]:
-    if isinstance(own_input, str):
-        return [{"type": "message", "role": "user", "content": own_input}]
-    return own_input if isinstance(own_input, list) else []
 
 
 def _error_of(event: Mapping[str, Any]) -> Json:

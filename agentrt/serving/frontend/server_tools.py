@@ -22,6 +22,7 @@ from agentrt.batch.plain import as_json
 from agentrt.errors import ToolError
 from agentrt.executors.chat_api import FIELDS
 from agentrt.interrupts import Tool
+from agentrt.serving.bodies import with_length
 from agentrt.serving.frontend.callers import ENDS
 from agentrt.serving.frontend.messages import readable, sealed
 
@@ -372,9 +373,7 @@ async def _collected(app: ASGIApp, scope: Scope, receive: Receive) -> tuple[Mess
 
 
 async def _send_whole(start: Message, body: bytes, send: Send) -> None:
-    headers = [header for header in start["headers"] if header[0] != b"content-length"]
-    headers.append((b"content-length", str(len(body)).encode()))
-    await send({**start, "headers": headers})
+    await send(with_length(start, body))
     await send({"type": "http.response.body", "body": body, "more_body": False})
 
 

@@ -112,13 +112,13 @@ async def test_a_bug_is_logged_and_closes_the_connection(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with open_server() as local, socket_of(local) as socket:
-        monkeypatch.delattr(response_socket, "_items")
+        monkeypatch.delattr(response_socket, "input_items")
         with pytest.raises(ConnectionClosed) as closed:
             await ask(socket, "hello")
         assert closed.value.rcvd is not None
         assert (closed.value.rcvd.code, closed.value.rcvd.reason) == (1011, "the server failed")
     [record] = [each for each in caplog.records if "a WebSocket at" in each.message]
-    assert "_items" in str(record.exc_info)
+    assert "input_items" in str(record.exc_info)
 
 
 async def test_two_connections_share_nothing() -> None:
