@@ -268,16 +268,16 @@ class StartingApp:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if self._app is None:
             if "is_over_limit" in scope.get("state", ()):
-                await _unavailable(_CROWDED)(scope, receive, send)
+                await _unavailable(_CROWDED, "starting")(scope, receive, send)
                 return
             if (answer := _answer(scope)) is not None:
                 await answer(scope, receive, send)
                 return
             await self._is_over.wait()
-        await (self._app or _unavailable(_STOPS))(scope, receive, send)
+        await (self._app or _unavailable(_STOPS, "stopping"))(scope, receive, send)
 
 
-def _unavailable(message: str) -> ASGIApp:
+def _unavailable(message: str, code: str) -> ASGIApp:
     """Return an application that refuses requests with status 503."""
 
     async def refuse(scope: Scope, receive: Receive, send: Send) -> None:
@@ -285,7 +285,7 @@ def _unavailable(message: str) -> ASGIApp:
             await send({"type": "websocket.close", "code": _RESTARTS})
             return
         headers = {"Retry-After": str(_RELOAD_S), "Connection": "close"}
-        answer = error_response(scope["path"], 503, message, code="starting", headers=headers)
+        answer = error_response(scope["path"], 503, message, code=code, headers=headers)
         await answer(scope, receive, send)
 
     return refuse

@@ -53,3 +53,16 @@ async def test_of_too_many_requests_the_last_are_refused_at_once() -> None:
         assert "too many requests wait" in answer.json()["error"]["message"]
         starting.open(counts)
         assert {each.status_code for each in await asyncio.gather(*asked)} == {200, 503}
+
+
+async def test_a_request_that_waits_is_told_that_the_server_stops() -> None:
+    listener, starting = Listener("127.0.0.1", 0), StartingApp()
+    async with (
+        listener.serving(starting, Bounds()),
+        httpx.AsyncClient(base_url=listener.url, timeout=60) as client,
+    ):
+        waiting = asyncio.create_task(client.post("/v1/responses", content=b"x"))
+        assert (await client.get("/health")).status_code == 503
+        starting.close()
+        answer = await waiting
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "stopping")
