@@ -313,7 +313,8 @@ class InputFile:
             else:
                 place, key = entry.place, key_of(entry.id)
                 if key in seen:
-                    # Finding the first place reads the file again: only for shown problems.
+                    # Find the first place only for problems that are shown, because this reads the
+                    # file again.
                     first = self._first_place(entry) if len(problems) < shown else "this file"
                     reason = f"id {entry.id!r} occurs twice, first in {first}; give unique ids"
                 seen.add(key)

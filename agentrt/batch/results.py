@@ -133,7 +133,7 @@ def read_results(path: str | Path) -> Iterator[Result]:
     """Yield the results of a file: the last line of each sample of each input. Another process may
     still be writing the file. Raises `UsageError` for a file that cannot be read.
     """
-    # Read one file twice: at the end of a retry, another file replaces it.
+    # Open the file once for both readings, because a retry replaces the file at its end.
     with _opened(Path(path)) as file:
         last = {key_of(result.id, result.sample): start for start, result in _lines_of(file)}
         for start, result in _lines_of(file):

@@ -377,7 +377,7 @@ class Batch:
                 if each.attempt == 1 and each.unscored is None
             ]
             if self._out is not None:
-                # All lines together, because each write waits for the disk.
+                # Write all lines together, because each write waits for the disk.
                 new = [each for each in results if not self._out.is_unbegun(each.id, each.sample)]
                 await asyncio.gather(*map(self._out.put, new))
             for result in results:

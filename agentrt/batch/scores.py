@@ -200,7 +200,7 @@ async def _output(words: Sequence[str], said: str) -> Any:
         out, err = await process.communicate(said.encode("utf-8", "replace"))
     finally:
         if process.returncode is None:
-            # The command may have started others, such as a shell does.
+            # The command may have started other processes, as a shell does.
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             await process.wait()

@@ -42,7 +42,7 @@ class RequestCaller(Caller):
     def __init__(self, runtime: Runtime, entry: RequestEntry) -> None:
         self._entry = entry
         self._emitter = runtime.emitter(entry.program.run)
-        # The open calls with their chunks, and the calls of tools, which have none.
+        # The open calls with their chunks, and the open calls of tools, which have no chunks.
         self._open: dict[ClientCall, AsyncGenerator[Chunk, None] | None] = {}
         self._over = asyncio.Event()
         self._off: AgentrtError | None = None

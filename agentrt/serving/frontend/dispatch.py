@@ -532,7 +532,7 @@ def _late_cancellation(response: Mapping[str, Any]) -> JSONResponse:
     """
     if response.get("background"):
         return JSONResponse(response)
-    # The error is that of vLLM.
+    # This is vLLM's own error.
     error = {
         "message": "Cannot cancel a synchronous response.",
         "type": "invalid_request_error",

@@ -220,7 +220,7 @@ class ResponseSocket:
         while len(self._chats) > MOST_REMEMBERED:
             self._chats.popitem(last=False)
 
-    # -- requests to the server, and what the client is sent ---------------------------
+    # -- requests to the server, and messages to the client ----------------------------
 
     async def _ask(self, body: Json, put: Any) -> tuple[int, bytes]:
         """Send a request to the server, and return the status and the body of an error.

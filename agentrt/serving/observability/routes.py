@@ -297,7 +297,7 @@ class EventStream:
             over = False
             while not over:
                 await reader.wait(_VIEW_S)
-                # Checked before the change, so that the last program's end is sent.
+                # Check this before reading the change, so that the last program's end is sent.
                 over = self._over()
                 view = await self.poller.fresh(_BUSY_VIEW_S)
                 with self.log.registry.lock:
