@@ -45,8 +45,8 @@ _COMPRESSED = (".gz", ".zst")
 _LINE = 64 * 1024 * 1024
 """Maximum number of bytes of a line of JSONL, and of characters of a field of a CSV file."""
 _COMPRESSED_BYTES = 4096
-"""Number of compressed bytes that are decompressed at once. Four bytes can expand to 128 KiB, so
-they become at most 128 MiB.
+"""Number of compressed bytes that are decompressed at once. Four bytes can expand to 128 KiB, and
+all of these bytes to 128 MiB.
 """
 _NOT_UTF8 = "not UTF-8 text; convert it, for example with iconv"
 _ROWS = 256
