@@ -11,6 +11,7 @@ from urllib.parse import urlencode
 
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
+from starlette.formparsers import MultiPartException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse
 from starlette.routing import Match
@@ -478,12 +479,17 @@ def _fields(kind: str, body: bytes) -> Mapping[str, Any]:
 async def _model(
     request: Request, read: ReadBody, kind: str, fields: Mapping[str, Any]
 ) -> str | None:
-    """Return the model that a request names in its JSON or form; None if it names no model."""
+    """Return the model that a request names in its JSON or form; None if it names no model, or if
+    the form is damaged, which vLLM refuses.
+    """
     model = fields.get("model")
     if kind.startswith("multipart/"):
         own = ReadBody(whole(read.body or b""), read.rest)  # vLLM reads the form, too
-        async with Request(request.scope, own).form() as form:
-            model = form.get("model")
+        try:
+            async with Request(request.scope, own).form() as form:
+                model = form.get("model")
+        except MultiPartException:
+            return None
     return model if isinstance(model, str) else None
 
 

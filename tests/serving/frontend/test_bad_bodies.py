@@ -95,6 +95,15 @@ async def test_good_bodies_are_good() -> None:
             assert answer.status_code < 300, answer.text
 
 
+@pytest.mark.parametrize("path", [CHAT, COMPLETION, MESSAGES, RESPONSES, "/tokenize"])
+@pytest.mark.parametrize("kind", ["multipart/form-data; boundary=x", "multipart/form-data"])
+async def test_a_damaged_form_is_refused(path: str, kind: str) -> None:
+    async with open_server() as local:
+        answer = await local.client.post(path, content=b"{}", headers={"content-type": kind})
+    assert answer.status_code == 400, answer.text
+    assert "Only 'application/json' is allowed" in answer.text
+
+
 async def test_no_bad_body_fails_the_server() -> None:
     """Bodies that vLLM accepts are answered; all others are refused in the API's form."""
     refused = 0
