@@ -124,7 +124,8 @@ class Failure(_MessagePart):
         """Describe an error for the caller."""
         kinds = (kind for kind, error_type in _ERRORS.items() if isinstance(error, error_type))
         kind = next(kinds, "failed")
-        type_name = getattr(error, "type", "") or type(error).__name__
+        own_type = error.type if isinstance(error, ToolFailedError) else ""
+        type_name = own_type or type(error).__name__
         message = text_of(error)[:_LONGEST_ERROR]
         return cls(kind=kind, type=type_name, message=message)  # type: ignore[arg-type]
 

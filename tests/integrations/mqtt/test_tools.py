@@ -79,6 +79,22 @@ async def test_a_tool_that_raises_says_what(broker: Broker) -> None:
     assert (raised.value.type, raised.value.name) == ("LookupError", "broken")
 
 
+async def test_an_error_with_an_attribute_type_keeps_its_text(broker: Broker) -> None:
+    """Such as the errors of some HTTP clients: the attribute is not the name of the class."""
+
+    class QuotaError(Exception):
+        type = 429
+
+    @tool
+    def broken() -> str:
+        raise QuotaError("slow down")
+
+    async with calling(broker) as caller, running(Worker(broker, [broken])):
+        with pytest.raises(ToolFailedError, match="failed: QuotaError: slow down") as raised:
+            await caller.call("broken")
+    assert raised.value.type == "QuotaError"
+
+
 @pytest.mark.parametrize("name", ["task", "thread"])
 async def test_a_tool_that_is_cancelled_by_its_own_code_fails(name: str, broker: Broker) -> None:
     """Nobody has cancelled its call: the caller, which sends the call again, hears of its end."""
