@@ -14,7 +14,7 @@ from typing import Any, Generic, TypeVar
 from agentrt import tracking
 from agentrt.errors import EngineDiedError
 from agentrt.executors.chat_api import WORKS_FOR
-from agentrt.request import Reply
+from agentrt.request import CallReport, Reply
 from agentrt.runtime import Runtime
 from agentrt.runtime.emitter import RunCaller
 from agentrt.runtime.run import Run, RunState
@@ -35,18 +35,19 @@ def account_of(replies: list[Reply]) -> dict[str, Any]:
     are no ``replies``.
 
     ``replies`` are in the order in which the calls ended. Each of several choices (``n`` > 1) is a
-    call of its own; return the values of the call that ended last.
+    call of its own: return the run and the node of the call that ended last, and the cost of all
+    calls (`CallReport.of_all`).
     """
     if not replies:
         return {}
-    last = replies[-1]
+    last, report = replies[-1], CallReport.of_all([reply.report for reply in replies])
     return {
         "run_id": last.run_id,
         "program_id": last.run_id,  # its former name, which works until 0.4
         "node": last.node,
-        "service_s": last.report.service_s,
-        "waiting_s": last.report.waiting_s,
-        "preemptions": last.report.preemptions,
+        "service_s": report.service_s,
+        "waiting_s": report.waiting_s,
+        "preemptions": report.preemptions,
     }
 
 

@@ -14,6 +14,7 @@ from langchain.agents import create_agent
 from langchain.agents.middleware import SummarizationMiddleware
 from langchain_core.exceptions import ContextOverflowError
 from langchain_core.messages import AIMessage, HumanMessage, trim_messages
+from langchain_core.outputs import ChatGeneration
 
 from agentrt import Runtime
 from agentrt.errors import CallRejectedError, PromptTooLongError
@@ -105,6 +106,18 @@ def test_sampling_fields_reach_the_engine(model: ChatAgentRT, client: RuntimeCli
 def test_several_answers_are_sampled(model: ChatAgentRT) -> None:
     result = model.generate([[HumanMessage("hello")]], n=2)
     assert [one.text for one in result.generations[0]] == ["Yes."] * 2
+
+
+def test_the_cost_of_several_answers_is_that_of_all(model: ChatAgentRT) -> None:
+    def cost(n: int) -> float:
+        [[answer, *_]] = model.generate([[HumanMessage("hello")]], n=n).generations
+        assert isinstance(answer, ChatGeneration)
+        seconds = answer.message.response_metadata["agentrt"]["service_s"]
+        assert isinstance(seconds, float)
+        return seconds
+
+    assert cost(3) == pytest.approx(3 * cost(1))
+    assert cost(1) > 0
 
 
 # -- the model's own limits ------------------------------------------------------------------
