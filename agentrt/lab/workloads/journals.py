@@ -14,7 +14,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from itertools import chain
 from pathlib import Path
@@ -32,13 +32,15 @@ from agentrt.lab.workloads.fields import LocatedFields, Notes
 from agentrt.lab.workloads.replay import UNSCALED, Scales
 from agentrt.lab.workloads.shape import CallShape, ProgramShape
 from agentrt.lab.workloads.texts import Texts, message_text, prompt_text
-from agentrt.request import CallReport
+from agentrt.request import CallReport, Usage
 
 _ALL = 10**9
 _KINDS = {"call": "call", "tool": "tool", "human": "human", "event": "event", "sleep": "event"}
 """The kinds of nodes that take time, with their kinds in a DAG."""
 _COUNTS = ("prompt_tokens", "output_tokens", "cached_tokens")
-_REPORTED = (*_COUNTS, "spans", "service_s", "waiting_s", "preemptions")
+_SECONDS = ("service_s", "waiting_s")
+_REPORTED = (*_COUNTS, "spans", *_SECONDS, "preemptions")
+_USAGE = tuple(each.name for each in fields(Usage))
 
 NO_TEXT = "programs without texts, whose prompts share prefixes only within the program"
 OPEN = "programs that had not ended, replayed as far as they were recorded"
@@ -182,11 +184,12 @@ class _RecordedDag:
             "ended_at": None if end is None else end.ended,
         }
         calls = list(self._calls(node))
-        first, self.calls = len(self.nodes), self.calls + calls
-        if calls:
-            value["report"] = {name: calls[0].account.get(name, 0) for name in _COUNTS}
-        self._ids[place] = list(range(first, first + max(1, len(calls))))
-        self.nodes += [{"id": node_id, **value} for node_id in self._ids[place]]
+        self.calls += calls
+        reports = [{name: call.account.get(name, 0) for name in _COUNTS} for call in calls]
+        ids = self._ids[place] = []
+        for report in reports or [{}]:  # an empty report counts as none
+            ids.append(len(self.nodes))
+            self.nodes.append({"id": ids[-1], **value, "report": report})
 
     def _parents(self, node: PastNode) -> list[int]:
         """Return the parents of a node. If the node is not done, or if not all its parents are
@@ -211,10 +214,15 @@ class _RecordedDag:
         where = start.scope.rpartition("/")[2] if "/" in start.scope else ""
         request = node.requests.whole(start, tuple) or {}
         reply = json.loads(end.outcome) if end.outcome and end.state == DONE else {}
-        for reply_choice in listed(reply, "choices") or [reply] * (request.get("n") or 1):
-            yield RecordedCall(
-                self.row.id, where, start.started, end.ended, account, request, reply_choice
-            )
+        choices = listed(reply, "choices")
+        if not choices:
+            choices = [reply] if reply else [{}] * (request.get("n") or 1)
+        for index, choice in enumerate(choices):
+            share = _share(account, index, len(choices))
+            if share["output_tokens"]:
+                yield RecordedCall(
+                    self.row.id, where, start.started, end.ended, share, request, choice
+                )
 
     def completed(self, shape: ProgramShape, scale: float) -> ProgramShape:
         """Return the shape with the time after the last call, and with the names of node functions
@@ -238,6 +246,24 @@ class _RecordedDag:
         reports = {at: _report(call) for at, call in enumerate(self.calls)}
         ended_s = shape.arrives_s + self.ended - self.began
         return Outcome.of(shape, shape.arrives_s, ended_s, reports)
+
+
+def _share(account: Mapping[str, Any], index: int, count: int) -> Mapping[str, Any]:
+    """Return the report of one of the ``count`` calls of a request.
+
+    ``account`` is the report of the request. An engine makes a call for each answer, and the
+    request has the sums of their reports (`CallReport.of_all`); an endpoint, which reports no
+    steps, has only the sum of their outputs. It is not known which call got how much, so the sums
+    are divided evenly.
+    """
+    if count == 1:
+        return account
+    summed = (*_USAGE, *_SECONDS) if account.get("steps") else ("output_tokens",)
+    shares = dict(account)
+    for name in account.keys() & {*summed}:
+        value = account[name]
+        shares[name] = value / count if name in _SECONDS else (value + count - 1 - index) // count
+    return shares
 
 
 def _report(call: RecordedCall) -> CallReport:

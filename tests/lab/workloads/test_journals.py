@@ -99,13 +99,34 @@ def test_choices_are_calls_beside_each_other(journal: Written) -> None:
     texts = [{"text": text} for text in ("a", "b", "c")]
     asked = {"messages": [{"role": "user", "content": "?"}], "n": 3}
     outcome = {"text": "a", "choices": {"$": "tuple", "value": texts}}
-    journal.call("0#0", 0.0, 2.0, asked=asked, outcome=outcome)
+    account = {"prompt_tokens": 60, "output_tokens": 8, "service_s": 0.6, "steps": 3}
+    journal.call("0#0", 0.0, 2.0, asked=asked, outcome=outcome, account=account)
     journal.call("0#1", 2.0, 3.0, parents="0#0")
     program = journal.only()
     assert [one.after for one in program.calls] == [(), (), (), (0, 1, 2)]
+    # The report of a request with several answers has their sums.
+    assert [one.prompt_tokens for one in program.calls] == [20, 20, 20, 20]
+    assert [one.output_tokens for one in program.calls] == [3, 3, 2, 2]
+    [recorded] = read_recording(journal.path).outcomes
+    assert recorded.service_s == pytest.approx(0.6)
     first, *others = program.calls[:3]
     assert all(one.prompt_ids == first.prompt_ids for one in others)
     assert len({one.output_ids for one in program.calls[:3]}) == 3
+
+
+def test_the_choices_of_an_endpoint_have_its_whole_prompt(journal: Written) -> None:
+    """An endpoint counts the prompt once, and reports no steps."""
+    journal.program(0.0, 9.0)
+    outcome = {"text": "a", "choices": {"$": "tuple", "value": [{"text": "a"}, {"text": "b"}]}}
+    account = {"prompt_tokens": 20, "output_tokens": 7, "service_s": 0.6}
+    journal.call("0#0", 0.0, 2.0, asked={"n": 2}, outcome=outcome, account=account)
+    journal.call("0#1", 2.0, 3.0, asked={"n": 2}, outcome={"text": "an engine that ignores n"})
+    program = journal.only()
+    assert [(one.prompt_tokens, one.output_tokens) for one in program.calls] == [
+        (20, 4),
+        (20, 3),
+        (20, 2),
+    ]
 
 
 def test_recorded_token_ids_are_taken_as_they_are(journal: Written) -> None:
