@@ -12,7 +12,7 @@ import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
-from itertools import accumulate, combinations
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -245,24 +245,27 @@ def _averages(accounts: Sequence[Account]) -> list[Sample]:
 
     A call is assumed to compute its prompt in its first step, and one token in each later step.
     """
-    get = [(call.get("finished_step", 0), call.get("output_tokens", 1), call) for call in accounts]
-    begin = min(last - output for last, output, _ in get)
-    spans = [(last - output + 1 - begin, last + 1 - begin, call) for last, output, call in get]
-    end = max(last for _, last, _ in spans) + 1
-    prefill, decodes, context = [0.0] * end, [0.0] * end, [0.0] * end
-    for first, last, call in spans:
-        prompt = call.get("prompt_tokens", 0)
-        prefill[first] += prompt - call.get("cached_tokens", 0) + call.get("recomputed_tokens", 0)
-        for changes, at, amount in ((decodes, first + 1, 1.0), (context, first, float(prompt))):
-            changes[at] += amount
-            changes[last] -= amount
-    # Prefix sums over the steps, so that the sum over the steps of a call is a difference.
-    rising = prefill, accumulate(decodes), accumulate(context)
-    sums = [[0.0, *accumulate(each)] for each in rising]
+    import numpy as np
+
+    names = ("prompt_tokens", "cached_tokens", "recomputed_tokens", "finished_step")
+    prompt, cached, again, last = (
+        np.array([call.get(name, 0) for call in accounts]) for name in names
+    )
+    first = last - np.array([call.get("output_tokens", 1) for call in accounts])
+    # The work changes only at these steps. A server's engine may have made millions of steps.
+    steps = np.unique([first, first + 1, last])
+    changes = np.zeros((3, len(steps)))
+    for change, since, until, amount in (
+        (changes[0], first, first + 1, prompt - cached + again),
+        (changes[1], first + 1, last, 1),
+        (changes[2], first, last, prompt),
+    ):
+        np.add.at(change, np.searchsorted(steps, since), amount)
+        np.subtract.at(change, np.searchsorted(steps, until), amount)
+    work = changes.cumsum(axis=1)[:, :-1] * np.diff(steps)
+    sums = np.pad(work, ((0, 0), (1, 0))).cumsum(axis=1)
+    begin, end = (sums[:, np.searchsorted(steps, at)] for at in (first, last))
     return [
-        Sample(
-            StepWork(*((each[last] - each[first]) / (last - first) for each in sums)),
-            call["service_s"] / call["steps"],
-        )
-        for first, last, call in spans
+        Sample(StepWork(*each), call["service_s"] / call["steps"])
+        for each, call in zip(((end - begin) / (last - first)).T.tolist(), accounts, strict=True)
     ]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from agentrt.errors import ConfigError
-from agentrt.lab.engine.step_time import Sample, StepTimeModel, StepWork, fit
+from agentrt.lab.engine.step_time import Sample, StepTimeModel, StepWork, fit, step_time
 
 pytest.importorskip("numpy")
 
@@ -56,6 +56,26 @@ def test_no_coefficient_is_negative(seed: int) -> None:
     model = fit(steps(flat, 60, noise=0.3, seed=seed))
     assert min(model.coefficients) >= 0
     assert model.base_s == pytest.approx(0.01, rel=0.2)
+
+
+def test_a_journal_may_have_any_number_of_steps() -> None:
+    """Calls of two servers, of which the second counts its steps from 10**12 on."""
+    rng = random.Random(0)
+    first = [
+        {
+            "finished_step": rng.randint(50, 400),
+            "prompt_tokens": rng.randint(10, 900),
+            "output_tokens": (output := rng.randint(1, 40)),
+            "steps": output,
+            "service_s": output * rng.uniform(0.05, 0.06),
+        }
+        for _ in range(60)
+    ]
+    second = [{**call, "finished_step": call["finished_step"] + 10**12} for call in first]
+    single, both = step_time(first), step_time([*first, *second])
+    assert single is not None
+    assert both is not None
+    assert both.coefficients == pytest.approx(single.coefficients)
 
 
 def test_too_few_steps_are_refused() -> None:
