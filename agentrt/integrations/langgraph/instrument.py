@@ -133,12 +133,14 @@ def _follow_response(sent: _Sent, response: Any) -> Any:
 
 
 def _usage(response: Any) -> CallReport:
-    """Return a report with the server's token counts, if the response has them."""
+    """Return a report with the server's token counts, if the response has them. The Responses API
+    has other names for them than the APIs of chats and completions.
+    """
     try:
         usage = json.loads(response.content).get("usage") or {}
         return CallReport(
-            prompt_tokens=int(usage.get("prompt_tokens", 0)),
-            output_tokens=int(usage.get("completion_tokens", 0)),
+            prompt_tokens=int(usage.get("prompt_tokens", usage.get("input_tokens", 0))),
+            output_tokens=int(usage.get("completion_tokens", usage.get("output_tokens", 0))),
         )
     except (ValueError, AttributeError, TypeError, RecursionError):
         return CallReport()

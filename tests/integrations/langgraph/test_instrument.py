@@ -22,6 +22,7 @@ from agentrt.runtime.run import Run
 
 MESSAGE = {"role": "assistant", "content": "yes"}
 USAGE = {"prompt_tokens": 5, "completion_tokens": 2, "total_tokens": 7}
+RESPONSES_USAGE = {"input_tokens": 5, "output_tokens": 2, "total_tokens": 7}
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -43,7 +44,8 @@ class Handler(BaseHTTPRequestHandler):
             self.reply(200, "text/event-stream", text.encode())
         else:
             choice = {"index": 0, "message": MESSAGE, "finish_reason": "stop"}
-            whole = {"id": "1", "object": "chat.completion", "choices": [choice], "usage": USAGE}
+            usage = RESPONSES_USAGE if self.path.endswith("/responses") else USAGE
+            whole = {"id": "1", "object": "chat.completion", "choices": [choice], "usage": usage}
             self.reply(200, "application/json", json.dumps(whole).encode())
 
     def reply(self, status: int, kind: str, body: bytes) -> None:
@@ -142,6 +144,16 @@ def test_the_older_client_too(url: str, runs: list[Run]) -> None:
     assert seen["old"]["x-agentrt-call"] == "0"
     assert seen["else"] == {}
     assert len(runs[0].dag) == 1
+
+
+def test_the_tokens_of_the_responses_api_count(url: str, runs: list[Run]) -> None:
+    def node(_: Any) -> int:
+        with httpx.Client() as http:
+            return http.post(f"{url}/responses", json={"input": "hello"}).status_code
+
+    (RunnableLambda(node) | RunnableLambda(str)).invoke(None)
+    report = runs[0].report(0.0)
+    assert (report.prompt_tokens, report.output_tokens) == (5, 2)
 
 
 async def test_only_some_urls(url: str, runs: list[Run]) -> None:
