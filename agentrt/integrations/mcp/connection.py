@@ -20,7 +20,6 @@ import re
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from contextvars import ContextVar
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 import anyio
@@ -210,14 +209,11 @@ def _codec(name: str) -> codecs.CodecInfo | None:
 codecs.register(_codec)
 
 
-class _Messages:
-    """A read stream that skips lines that are not messages."""
+class _WrappedStream:
+    """A read stream whose items a subclass changes."""
 
-    def __init__(
-        self, stream: ReadStream[SessionMessage | Exception], strayed: Callable[[str], None]
-    ) -> None:
+    def __init__(self, stream: ReadStream[Any]) -> None:
         self._stream = stream
-        self._strayed = strayed
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
@@ -225,9 +221,28 @@ class _Messages:
     def __aiter__(self) -> Self:
         return self
 
+    async def __anext__(self) -> Any:
+        return await self._stream.__anext__()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self._stream.aclose()
+
+
+class _Messages(_WrappedStream):
+    """A read stream that skips lines that are not messages."""
+
+    def __init__(
+        self, stream: ReadStream[SessionMessage | Exception], strayed: Callable[[str], None]
+    ) -> None:
+        super().__init__(stream)
+        self._strayed = strayed
+
     async def __anext__(self) -> SessionMessage | Exception:
         while True:
-            item = await self._stream.__anext__()
+            item: SessionMessage | Exception = await super().__anext__()
             if not isinstance(item, Exception):
                 return item
             line = _line_of(item)
@@ -237,17 +252,6 @@ class _Messages:
                     self._strayed(line)
                 if message is not None:
                     return message
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self._stream.aclose()
 
 
 def _shown(line: str) -> str:
@@ -527,23 +531,17 @@ class McpConnection:
         self._client.set_result(reason)
 
 
-class _Watched:
+class _Watched(_WrappedStream):
     """A read stream that calls ``ended`` when its reader closes it. The patterns of the schemas of
     results in a list of tools become patterns of Python, because the SDK checks the results.
     """
 
     def __init__(self, stream: ReadStream[Any], ended: Callable[[], None]) -> None:
-        self._stream = stream
+        super().__init__(stream)
         self._ended = ended
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
-
-    def __aiter__(self) -> Self:
-        return self
-
     async def __anext__(self) -> Any:
-        item = await self._stream.__anext__()
+        item = await super().__anext__()
         answer = item.message if isinstance(item, SessionMessage) else None
         if isinstance(answer, JSONRPCResponse):
             tools = answer.result.get("tools")
@@ -553,17 +551,9 @@ class _Watched:
                         tool["outputSchema"] = for_python(schema)
         return item
 
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         self._ended()
-        await self._stream.aclose()
+        await super().__aexit__(*error)
 
 
 def _why(error: BaseException | None, last_line: str) -> str:

@@ -55,10 +55,13 @@ class HttpClient(httpx2.AsyncClient):
         self._largest = largest
 
     async def send(self, request: httpx2.Request, **options: Any) -> httpx2.Response:
-        """Send a request like the base class. Return an error response if the server cannot be
-        reached, if the connection breaks, if the server rejects the client (status 401 or 403), if
-        it has dropped the session (status 404 or 400), if it answers an MCP request with another
-        status of 400 or above, or if the JSON that it returns is too large or is not an answer.
+        """Send a request like the base class. Return a response with an MCP error in these cases:
+
+        - The server cannot be reached, or the connection breaks.
+        - The server rejects the client (status 401 or 403).
+        - The server has dropped the session (status 404, or 400 with words of `_NO_SESSION`).
+        - The server answers an MCP request with another status of 400 or above.
+        - The JSON that the server returns is too large, or is not an answer.
         """
         await request.aread()  # the SDK follows redirects with requests that have not been read
         message = _message_of(request)

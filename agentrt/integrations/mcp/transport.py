@@ -174,8 +174,8 @@ async def _confirm(context: ToolContext, text: str) -> ElicitResult:
 T = TypeVar("T")
 _LARGEST = 10 * 1024 * 1024
 _AS_JSON = 4
-"""Limit of a message, as a multiple of the result's limit: a message has the
-result twice, as text and as data, and JSON's escapes make it larger.
+"""Limit of a message, as a multiple of the result's limit: a message has the result twice, as text
+and as data, and JSON's escapes make it larger.
 """
 _TOO_LARGE = "SSE stream failed"
 _CLOSED = ("Connection closed", "SSE stream")
