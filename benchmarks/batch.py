@@ -69,6 +69,7 @@ from benchmarks.options import number, positive_option, workload_option
 from benchmarks.rivals import CAP, THUNDER
 from benchmarks.rivals.contenders import ALL_RUN
 from benchmarks.rivals.gates import Cap, GatedBackend
+from benchmarks.summaries import hit_share
 
 SCALES: Mapping[str, float] = {"bfcl": 0.25, "coding": 0.1, "assistant": 0.2, "chat": 0.25}
 """The default workloads, each with a factor for its tokens that keeps its runs short."""
@@ -207,7 +208,7 @@ def _figures(ran: RunOutcome) -> dict[str, float]:
     return {
         "makespan_s": makespan_s,
         "tokens_per_s": sum(outcome.output_tokens for outcome in ran.outcomes) / makespan_s,
-        "hits": ran.counts.hit_share,
+        "hits": hit_share(used),
         "prefill": used.uncached_tokens + used.recomputed_tokens,
         "recomputed": used.recomputed_tokens,
         "preemptions": sum(outcome.preemptions for outcome in ran.outcomes),

@@ -19,10 +19,10 @@ from agentrt.cli.options import together
 from agentrt.errors import ConfigError
 from agentrt.lab.commands.options import (
     Option,
-    first_seed_option,
     jobs_option,
     json_flag,
     seeds_option,
+    text_option,
 )
 from agentrt.lab.commands.progress import finished
 from agentrt.lab.engine.step_time import StepTimeModel
@@ -150,7 +150,7 @@ def study_options(seeds: int, first: int = 0) -> Option:
     """Return the options of every study: ``--seeds``, ``--seed``, ``--jobs`` and ``--json``."""
     return together(
         seeds_option(default=seeds),
-        first_seed_option(first),
+        text_option("--seed", "N", "The first seed.", type=int, default=first),
         jobs_option,
         json_flag("Print all results as one JSON line."),
     )

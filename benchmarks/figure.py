@@ -44,6 +44,7 @@ from benchmarks.options import load_option
 from benchmarks.plots import draw_curves
 from benchmarks.simulate.options import read_loads
 from benchmarks.steps import SlotMachine
+from benchmarks.tables import median_ratio
 from benchmarks.workloads.source import WorkloadSource
 from tests.lab.toys import ToyCall, ToyEngine, ToyProgram
 
@@ -183,7 +184,7 @@ def _by_rate(cells: Sequence[Series], spec: RunSpec) -> str:
 
 
 def _mean(cell: Series | None) -> str:
-    return f"{cell.median('mean_s'):.1f} ({cell.median_ratio('mean_s'):.2f})" if cell else "-"
+    return f"{cell.median('mean_s'):.1f} ({median_ratio(cell, 'mean_s'):.2f})" if cell else "-"
 
 
 # -- the toys: programs, conventions, and the numbers that come out --------------------

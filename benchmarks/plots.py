@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from agentrt.cli.plots import MARKERS, new_figure
 from agentrt.lab.reports.compare import Series
-from benchmarks.tables import ALL
+from benchmarks.tables import ALL, axis_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -78,7 +78,7 @@ def draw_panel(axis: Axes, cells: Sequence[Series], measure: str) -> None:
             axis.fill_between(at, low, high, alpha=0.15, color=style["color"])
             axis.vlines(at, low, high, alpha=0.3, color=style["color"])
     axis.set_xticks(range(len(loads)), loads)
-    axis.set_xlabel(cells[0].setting.axis)
+    axis.set_xlabel(axis_of(cells))
     axis.set_yscale("log")
     for side in (axis.yaxis.set_major_formatter, axis.yaxis.set_minor_formatter):
         side(Plain(minor_thresholds=(1, 0.4)))

@@ -153,7 +153,7 @@ class Steps(Backend):
         return moment * self.step_s
 
     def ideal_s(self, program: ProgramShape) -> float:
-        return program.ideal_s(self.step_s)
+        return max(program.ends(lambda call: call.output_tokens * self.step_s)) + program.tail_s
 
     def next_moment(self, arrival: float) -> float:
         return min(arrival, self._due[0][0] if self._due else math.inf)

@@ -10,6 +10,7 @@ from typing import Any
 from agentrt.lab.engine.virtual import EngineCounts
 from agentrt.lab.outcome import Outcome, RunOutcome, Summary, quantile, summarize
 from agentrt.lab.runs.grid import RunResult, RunSpec, arrivals, run
+from agentrt.request import Usage
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,10 +69,15 @@ def _of_engine(outcomes: Sequence[Outcome], counts: EngineCounts) -> dict[str, A
     return {
         "mean_steps": sum(steps) / len(steps),
         "p95_steps": quantile(steps, 0.95),
-        "prefix_hit_share": counts.hit_share,
+        "prefix_hit_share": hit_share(counts.usage),
         "recomputed_tokens": counts.usage.recomputed_tokens,
         "cpu_us": None if counts.cpu_us is None else counts.cpu_us / max(1, counts.steps),
     }
+
+
+def hit_share(usage: Usage) -> float:
+    """Return the share of prompt tokens that were in the prefix cache."""
+    return usage.cached_tokens / max(1, usage.prompt_tokens)
 
 
 def with_ideals(ran: RunOutcome, known: RunOutcome) -> RunOutcome:

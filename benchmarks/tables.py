@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import partial
+from statistics import median
 
 from agentrt.lab.reports.compare import MEASURES, PLAIN, Series, about_seeds, ratio, value
 from agentrt.lab.workloads.replay import Scales
@@ -39,10 +41,21 @@ _WHERE = (
 )
 
 
+_AXES = {"at-once": "programs at once", "rate": "arrivals, programs per second"}
 WORKLOAD = Column("workload", lambda cell: cell.setting.source.name)
 LOAD = Column("load", lambda cell: cell.setting.label)
 POLICY = Column("policy", lambda cell: cell.name)
 MS_PER_TOKEN = Column("ms/token", lambda cell: f"{1000 * cell.median('token_latency_s'):.1f}")
+
+
+def median_ratio(cell: Series, measure: str) -> float:
+    """Return the median ratio of a measure to the baseline; NaN if there is no ratio."""
+    return median(cell.ratios(measure) or [math.nan])
+
+
+def axis_of(cells: Sequence[Series]) -> str:
+    """Return the name of the quantity that the labels of the cells' settings show."""
+    return _AXES.get(cells[0].setting.pressure.kind, "load")
 
 
 def values(*measures: str) -> list[Column]:
@@ -105,4 +118,4 @@ def where_it_went(cells: Sequence[Series], baseline: str) -> str:
 
 def _load(cells: Sequence[Series]) -> Column:
     """Return the column with the load, or with the number of programs that arrive at once."""
-    return LOAD._replace(head=cells[0].setting.axis)
+    return LOAD._replace(head=axis_of(cells))

@@ -7,8 +7,8 @@ commands. Benchmarks of the project itself are in ``benchmarks``.
 - ``backends``: the engines that run the calls of programs: vLLM's scheduler in virtual time, or
   real engines. ``driver`` runs each ``program`` on a backend, and records its ``outcome``.
 - ``engine``: engines for measurements: without a model, in virtual time, or with a probe.
-- ``runs``: single runs and grids of runs, in separate processes; replays on real engines.
-- ``reports``: comparisons, tables and drawings.
+- ``runs``: single runs and grids of runs; replays on real engines.
+- ``reports``: comparisons, metrics and tables.
 - ``commands``: ``agentrt compare``, ``journal replay``, ``simulate`` and ``calibrate``, and the
   options that they share.
 """

@@ -50,7 +50,7 @@ from benchmarks.simulate.options import (
     workloads_option,
 )
 from benchmarks.summaries import do
-from benchmarks.tables import SHORT, WORKLOAD, values
+from benchmarks.tables import SHORT, WORKLOAD, median_ratio, values
 from benchmarks.workloads.source import WorkloadSource
 
 _EPILOG = """\b
@@ -184,6 +184,11 @@ def _others(cell: Series, series: Sequence[Series]) -> list[Series]:
     ]
 
 
+def _compared(cell: Series, other: Series) -> Series:
+    """Return the series with another series as its baseline."""
+    return replace(cell, baseline=other.summaries)
+
+
 def _to_best(measure: str, series: Sequence[Series]) -> list[Column]:
     """Return columns that compare each router with the best other router, by the median."""
 
@@ -194,7 +199,8 @@ def _to_best(measure: str, series: Sequence[Series]) -> list[Column]:
     return [
         Column(f"best other, {head}", lambda cell: best(cell).name),
         Column(
-            f"{head} / that of best other", lambda cell: _spread(cell.ratios(measure, best(cell)))
+            f"{head} / that of best other",
+            lambda cell: _spread(_compared(cell, best(cell)).ratios(measure)),
         ),
     ]
 
@@ -218,7 +224,8 @@ def _to_fewest(series: Sequence[Series]) -> list[Column]:
             for other in series
             if (other.setting.source, other.setting.pressure, other.name) == key
         ]
-        return cell.median_ratio(measure, min(same, key=lambda other: other.replicas))
+        fewest = min(same, key=lambda other: other.replicas)
+        return median_ratio(_compared(cell, fewest), measure)
 
     def over_linear(cell: Series) -> str:
         share = over(cell, "steady_per_s") / over(cell, "offered_per_s")

@@ -154,12 +154,7 @@ jobs_option: Option = count_option(
 )
 
 
-def first_seed_option(first: int = 0) -> Option:
-    """Return ``--seed``, the first seed."""
-    return text_option("--seed", "N", "The first seed.", type=int, default=first)
-
-
-seed_option: Option = first_seed_option()
+seed_option: Option = text_option("--seed", "N", "The first seed.", type=int, default=0)
 
 
 def note(message: str) -> None:

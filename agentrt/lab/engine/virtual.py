@@ -105,11 +105,6 @@ class EngineCounts:
     loaded_tokens: int = 0
     stored_tokens: int = 0
 
-    @property
-    def hit_share(self) -> float:
-        """The share of prompt tokens that were in the prefix cache."""
-        return self.usage.cached_tokens / max(1, self.usage.prompt_tokens)
-
     def add(self, report: CallReport) -> None:
         self.usage += report
 

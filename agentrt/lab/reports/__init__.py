@@ -1,1 +1,1 @@
-"""Reports of runs: comparisons, tables and drawings."""
+"""Reports of runs: comparisons, metrics and tables."""

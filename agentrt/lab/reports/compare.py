@@ -62,28 +62,22 @@ class Series:
         values = (getattr(self.summaries[seed], measure) for seed in self.seeds)
         return [math.nan if value is None else float(value) for value in values]
 
-    def ratios(self, measure: str, to: Series | None = None) -> list[float]:
-        """Return, for each seed, the ratio of a measure to the same measure of the baseline, or of
-        the series ``to``.
+    def ratios(self, measure: str) -> list[float]:
+        """Return, for each seed, the ratio of a measure to the same measure of the baseline.
 
-        Seeds that were not run with both series are left out, and so are ratios with an unknown
+        Seeds that were not run with the baseline are left out, and so are ratios with an unknown
         value or with a divisor of zero.
         """
-        base = self.baseline if to is None else to.summaries
         pairs = [
-            (getattr(self.summaries[seed], measure), getattr(base[seed], measure))
+            (getattr(self.summaries[seed], measure), getattr(self.baseline[seed], measure))
             for seed in self.seeds
-            if seed in base
+            if seed in self.baseline
         ]
         ratios = (mine / theirs for mine, theirs in pairs if theirs and mine is not None)
         return [ratio for ratio in ratios if not math.isnan(ratio)]
 
     def median(self, measure: str) -> float:
         return median(self.values(measure))
-
-    def median_ratio(self, measure: str, to: Series | None = None) -> float:
-        """Return the median ratio to the baseline, or to ``to``; NaN if there is no ratio."""
-        return median(self.ratios(measure, to) or [math.nan])
 
 
 def cells(

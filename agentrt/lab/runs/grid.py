@@ -24,13 +24,12 @@ from agentrt.lab.workloads.replay import UNSCALED, Scales
 from agentrt.lab.workloads.shape import ProgramShape, with_hints
 from agentrt.lab.workloads.traces import Trace, named, read_programs, stem
 
-_AXES = {"at-once": "programs at once", "rate": "arrivals, programs per second"}
-
 
 @dataclass(frozen=True, slots=True)
 class Source:
     """A source of programs: a file with a trace, whose programs are scaled by ``scales``.
-    ``format`` is an argument of `read_programs`. A subclass may have sources without a ``path``.
+    ``format`` is the argument ``as_format`` of `read_programs`. A subclass may have sources without
+    a ``path``.
     """
 
     name: str
@@ -84,11 +83,6 @@ class Setting:
         """
         at_once = self.pressure.kind == "at-once"
         return str(self.programs or "all") if at_once else str(self.pressure)
-
-    @property
-    def axis(self) -> str:
-        """The name of the quantity that the label shows."""
-        return _AXES.get(self.pressure.kind, "load")
 
     @property
     def count(self) -> int:

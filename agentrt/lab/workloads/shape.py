@@ -103,12 +103,6 @@ class ProgramShape:
     def output_tokens(self) -> int:
         return sum(call.output_tokens for call in self.calls)
 
-    def ideal_s(self, seconds_per_token: float) -> float:
-        """Return the seconds from the program's arrival to its end, including gaps, if no call ever
-        waits.
-        """
-        return max(self.ends(lambda call: call.output_tokens * seconds_per_token)) + self.tail_s
-
     def ends(self, took_s: Callable[[CallShape], float]) -> list[float]:
         """Return the end of each call, in seconds after the program's arrival, if no call waits.
 

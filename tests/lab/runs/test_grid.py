@@ -185,7 +185,6 @@ def test_what_was_not_done_is_left_out() -> None:
     found = cells([do(specs[1])], [specs[0].setting], ["fcfs", "atlas"], "fcfs")
     assert [cell.name for cell in found] == ["atlas"]
     assert found[0].ratios("mean_s") == []
-    assert math.isnan(found[0].median_ratio("mean_s"))
 
 
 def test_what_is_not_known_has_no_ratio_and_is_json() -> None:
