@@ -74,12 +74,15 @@ class MqttEvents(EventSource):
         self._prefix, self._connect_timeout = broker.prefix, connect_timeout
         self._numbers = count(1)
         self._filters: dict[str, _Filter] = {}
+        # Topics that no program waits for any more, but that the broker may still deliver.
+        self._left: set[str] = set()
         self._lock = asyncio.Lock()
         self._connection = Connection(
             broker,
             f"agentrt-events-{uuid.uuid4().hex[:12]}",
             on_message=self._saw,
             on_connect=self._again,
+            on_up=self._unsubscribe_left,
             session_s=_SESSION_S,
         )
 
@@ -99,8 +102,8 @@ class MqttEvents(EventSource):
                 topic_filter = _Filter(full, next(self._numbers), len(below))
                 try:
                     await self._connection.ask(self._connect_timeout, topic_filter.subscribe)
-                except asyncio.CancelledError:  # the broker may have the subscription already
-                    self._connection.tell(partial(_unsubscribe, full))
+                except BaseException:  # the broker may have the subscription already
+                    self._unsubscribe(full)
                     raise
                 self._filters[full] = topic_filter
             return MqttSubscription(self, topic_filter)
@@ -122,7 +125,22 @@ class MqttEvents(EventSource):
             ):
                 return
             del self._filters[topic_filter.topic]  # so a new connection does not subscribe again
-            self._connection.tell(partial(_unsubscribe, topic_filter.topic))
+            self._unsubscribe(topic_filter.topic)
+
+    def _unsubscribe(self, topic: str) -> None:
+        """Unsubscribe without waiting. If the connection is broken, or breaks before the broker has
+        answered, unsubscribe on the next connection, because the broker keeps the subscription.
+        """
+        self._left.add(topic)
+        self._connection.tell(partial(self._unsubscribe_now, [topic]))
+
+    def _unsubscribe_left(self) -> None:
+        if left := self._left - self._filters.keys():
+            self._connection.tell(partial(self._unsubscribe_now, [*left]))
+
+    async def _unsubscribe_now(self, topics: list[str], client: aiomqtt.Client) -> None:
+        await client.unsubscribe(topics)
+        self._left.difference_update(topics)
 
     async def _again(self, client: aiomqtt.Client) -> None:
         for topic_filter in tuple(self._filters.values()):
@@ -133,10 +151,6 @@ class MqttEvents(EventSource):
         for topic_filter in tuple(self._filters.values()):
             if topic_filter.number in numbers:
                 _hand_on(message, topic_filter)
-
-
-async def _unsubscribe(topic: str, client: aiomqtt.Client) -> None:
-    await client.unsubscribe(topic)
 
 
 def _hand_on(message: aiomqtt.Message, topic_filter: _Filter) -> None:

@@ -18,7 +18,7 @@ from agentrt.integrations.mqtt.topics import TopicPrefix
 from tests.doubles.ports import reserved_port
 from tests.doubles.scripted import ScriptedExecutor
 from tests.integrations.mqtt.mosquitto import Mosquitto
-from tests.integrations.mqtt.side import has_session, until
+from tests.integrations.mqtt.side import cut_off, has_session, until
 
 
 @asynccontextmanager
@@ -208,6 +208,45 @@ async def test_the_broker_keeps_a_session_as_long_as_the_source_is_open(broker: 
         assert has_session(broker, source._connection.identifier)
         await until(lambda: source._connection._client not in (first, None))
     assert not has_session(broker, source._connection.identifier)
+
+
+@pytest.mark.parametrize("closed", [True, False], ids=["closed", "failed"])
+async def test_a_subscription_that_ends_without_a_connection_ends_at_the_broker(
+    mortal: Mosquitto, closed: bool
+) -> None:
+    """The broker keeps the session, and with it the subscriptions, until the source is back."""
+    heard: list[str] = []
+
+    class Listening(MqttEvents):
+        def _saw(self, message: aiomqtt.Message) -> None:
+            heard.append(str(message.topic))
+            super()._saw(message)
+
+    broker = mortal.broker()
+    source = Listening(broker)
+    await source.open()
+    left = await source.subscribe("left/#" if closed else "other")
+    with mortal.frozen():
+        asking = None if closed else asyncio.create_task(source.subscribe("left/#"))
+        for _ in range(5):  # the request is sent, and the broker answers it too late
+            await asyncio.sleep(0)
+        cut_off(source._connection)
+        await until(lambda: not source._connection.is_up)
+        if asking is not None:
+            with pytest.raises(ToolUnavailableError, match="the connection broke"):
+                await asking
+        await left.close()
+    mark = await source.subscribe("mark")
+    async with publisher(broker) as client:
+        await client.publish("left/a", "1", qos=1)
+        await client.publish("mark", "2", qos=1)
+    assert (await mark.next()).payload == 2
+    assert heard == ["mark"]
+    again = await source.subscribe("left/#")
+    async with publisher(broker) as client:
+        await client.publish("left/a", "3", qos=1)
+    assert (await again.next()).payload == 3
+    await source.close()
 
 
 async def test_a_program_ends_also_while_the_broker_is_frozen(mortal: Mosquitto) -> None:
