@@ -32,6 +32,7 @@ class LiveProgram:
     """A running program.
 
     ``path_s`` has, for each call, the seconds of service on the longest path to the call.
+    ``prompts`` has the prompts of calls that have not ended, and those that later prompts extend.
     ``outputs`` has the token ids that a real model generated. Without a model, the output of a call
     is a made-up text that is unique to the call.
     """
@@ -47,15 +48,19 @@ class LiveProgram:
     path_tokens: dict[int, int] = field(default_factory=dict)
     _children: list[list[int]] = field(init=False)
     _parents_left: list[int] = field(init=False)
+    _extensions: list[set[int]] = field(init=False)
 
     def __post_init__(self) -> None:
         calls = self.shape.calls
         self.path_s = [0.0] * len(calls)
         self._parents_left = [len(call.after) for call in calls]
         self._children = [[] for _ in calls]
+        self._extensions = [set() for _ in calls]
         for index, call in enumerate(calls):
             for parent in call.after:
                 self._children[parent].append(index)
+            if call.extends is not None:
+                self._extensions[call.extends].add(index)
 
     def call_id(self, index: int) -> str:
         return f"{self.row.program_id}/{index}"
@@ -70,6 +75,7 @@ class LiveProgram:
         for child in self._children[index]:
             self.path_s[child] = max(self.path_s[child], end_s)
             self._parents_left[child] -= 1
+        self._forget_prompt(index)
 
     def ready_after(self, index: int) -> list[int]:
         """Return the calls that can start because this call has ended."""
@@ -126,7 +132,18 @@ class LiveProgram:
         """
         if index not in self.prompts:
             self.prompts[index] = self._prompt(index)
+            extended = self.shape.calls[index].extends
+            if extended is not None:
+                self._extensions[extended].discard(index)
+                self._forget_prompt(extended)
         return self.prompts[index]
+
+    def _forget_prompt(self, index: int) -> None:
+        """Drop the prompt of a call that has ended, unless a later prompt will be made of it. A
+        conversation of hundreds of turns would otherwise keep hundreds of megabytes.
+        """
+        if index in self.reports and not self._extensions[index]:
+            self.prompts.pop(index, None)
 
     def _prompt(self, index: int) -> list[int]:
         program, call = self.shape, self.shape.calls[index]

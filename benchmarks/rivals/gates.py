@@ -18,7 +18,7 @@ from typing_extensions import override
 from agentrt.lab.backends.base import Backend, CallEnded
 from agentrt.lab.engine.virtual import EngineCounts
 from agentrt.lab.program import LiveProgram
-from agentrt.lab.workloads.shape import ProgramShape
+from agentrt.lab.workloads.shape import ProgramShape, prompt_tokens
 from agentrt.request import CallReport
 
 
@@ -70,7 +70,7 @@ class GatedBackend(Backend):
     @override
     def submit(self, live: LiveProgram, index: int) -> None:
         name = live.row.program_id
-        if self._gate.called(name, len(live.prompt(index)), self._now_s):
+        if self._gate.called(name, prompt_tokens(live.shape.calls[index]), self._now_s):
             self._behind.submit(live, index)
         else:
             self._held.setdefault(name, []).append((live, index))
@@ -84,7 +84,8 @@ class GatedBackend(Backend):
     @override
     def call_ended(self, live: LiveProgram, index: int, report: CallReport) -> None:
         self._behind.call_ended(live, index, report)
-        tokens = len(live.prompt(index)) + live.shape.calls[index].output_tokens
+        call = live.shape.calls[index]
+        tokens = prompt_tokens(call) + call.output_tokens
         self._gate.answered(live.row.program_id, tokens, self._now_s)
 
     @override

@@ -15,8 +15,9 @@ from agentrt.lab.driver import drive
 from agentrt.lab.engine.step_time import StepTimeModel
 from agentrt.lab.engine.virtual import VirtualEngine, VirtualOptions
 from agentrt.lab.outcome import RunOutcome
-from agentrt.lab.program import Stock
+from agentrt.lab.program import LiveProgram, Stock
 from agentrt.lab.workloads.shape import CallShape, ProgramShape
+from agentrt.request import CallReport
 from agentrt.scheduler.config import SchedulerConfig
 from tests.lab.drives import run_virtual
 from tests.scheduler.integrity import check_queues
@@ -43,6 +44,19 @@ def chain(name: str, calls: int, *, arrives_s: float = 0.0, **more: Any) -> Prog
         for i in range(1, calls)
     ]
     return ProgramShape(name, "chat", tuple(shapes), arrives_s, **more)
+
+
+def test_a_long_chat_keeps_no_prompts_of_earlier_turns() -> None:
+    class Watched(Virtual):
+        most = 0
+
+        def call_ended(self, live: LiveProgram, index: int, report: CallReport) -> None:
+            super().call_ended(live, index, report)
+            self.most = max(self.most, len(live.prompts))
+
+    backend = Watched(SchedulerConfig("fcfs"), SMALL, SECOND)
+    drive(backend, [chain("p", 12)])
+    assert backend.most == 1
 
 
 def mixed(seed: int, count: int) -> list[ProgramShape]:
