@@ -86,7 +86,7 @@ _LOADS = ("0.8", "0.9", "0.95", "b0.8", "1.3")
 
 @click.command(cls=ManyCommand, epilog=_OF_RUN)
 @text_option("--workload", "NAME", ABOUT_WORKLOADS, default="mixed")
-@run_options
+@run_options("for a trace, as recorded; else 0.9", "for a trace, all; else 1000")
 @depth_options
 def run(**options: Any) -> None:
     """Simulate policies under one setting, on the same programs at the same times."""

@@ -250,27 +250,31 @@ def _one_depth(ctx: click.Context, param: click.Parameter, value: str | None) ->
         )
 
 
-run_options: Option = together(
-    scale_options,
-    policies_option,
-    text_option(
-        "--load",
-        "X",
-        "Arrival rate as a share of capacity; b0.8 is a mean of 0.8 in bursts.  [default: for a "
-        "trace, as recorded; else 0.9]",
-    ),
-    programs_option("Number of programs.  [default: for a trace, all; else 1000]"),
-    seed_option,
-    seeds_option(default=1),
-    fleet_options,
-    scheduler_options,
-    json_flag("Print one JSON object instead of tables."),
-)
+def run_options(load: str = "as recorded", programs: str = "all") -> Option:
+    """Return the options of a simulation under one setting, except the workload and the engine.
+    ``load`` and ``programs`` are the defaults of the options with these names, for the help.
+    """
+    return together(
+        scale_options,
+        policies_option,
+        text_option(
+            "--load",
+            "X",
+            "Arrival rate as a share of capacity; b0.8 is a mean of 0.8 in bursts.  "
+            f"[default: {load}]",
+        ),
+        programs_option(f"Number of programs.  [default: {programs}]"),
+        seed_option,
+        seeds_option(default=1),
+        fleet_options,
+        scheduler_options,
+        json_flag("Print one JSON object instead of tables."),
+    )
 
 
 @click.command(cls=ManyCommand, epilog=_EPILOG)
 @click.option("--workload", metavar="[FORMAT:]FILE", type=FileText(), help=ABOUT_TRACE)
-@run_options
+@run_options()
 @machine_options
 @click.option(
     "--depth",
