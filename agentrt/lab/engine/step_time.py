@@ -135,7 +135,7 @@ class StepTimeModel:
         try:
             values = read_json(path)
             return cls(**{field.name: values[field.name] for field in fields(cls)})
-        except (OSError, ValueError, TypeError, KeyError) as error:
+        except (OSError, ValueError, TypeError, KeyError, ConfigError) as error:
             raise ConfigError(
                 f"{str(path)!r} is not a step-time file ({error}); make one with agentrt calibrate"
             ) from error

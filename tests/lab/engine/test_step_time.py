@@ -101,7 +101,10 @@ def test_it_comes_back_from_its_file(tmp_path: Path) -> None:
     assert StepTimeModel.load(path) == model
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"base_s": "a lot"}', "null"])
+@pytest.mark.parametrize(
+    "text",
+    ["", "[]", "{}", '{"base_s": "a lot"}', "null", TRUE.as_text().replace("0.05", "-1")],
+)
 def test_a_file_that_is_none_is_refused_by_name(tmp_path: Path, text: str) -> None:
     path = tmp_path / "steps.json"
     path.write_text(text)
