@@ -68,7 +68,9 @@ _USAGE = {
     "cached_tokens": "gen_ai.usage.cache_read.input_tokens",
 }
 """Fields of a report whose names the conventions define."""
-_REPORTED = tuple(each.name for each in fields(CallReport))
+# Attributes cannot be lists of lists, and most versions of the SDK warn about each of them.
+_NESTED = ("spans", "versions")
+_REPORTED = tuple(each.name for each in fields(CallReport) if each.name not in _NESTED)
 _TOTALS = ("calls", "service_s", "waiting_s", "interrupt_s", "critical_path_s")
 _USED = tuple(each.name for each in fields(Usage))
 

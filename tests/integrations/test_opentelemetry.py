@@ -148,6 +148,7 @@ async def test_attributes_are_what_the_reports_say() -> None:
     assert told["gen_ai.usage.output_tokens"] == node.report.output_tokens == 2
     assert told["agentrt.service_s"] == node.report.service_s > 0
     assert told["agentrt.scope"] == "planner"
+    assert {type(value) for value in told.values()} <= {str, int, float}
     root, report = spans[run.id].attributes or {}, run.report(0.0)
     assert root["gen_ai.agent.name"] == "planner"
     assert root["gen_ai.conversation.id"] == "tea"
