@@ -92,8 +92,9 @@ def routing(**options: Any) -> None:
     replicas = counts("--replicas", options["replicas"] or ("4",))
     machine = read_depth(options)
     policy = contender(options["policy"])
-    machine.check([policy])
     runs = _specs(options, replicas, routers, policy, machine)
+    for spec in runs:
+        spec.machine.check([policy])
     with finished(runs, options["jobs"], do) as results:
         series = gather(results.values())
         if series:

@@ -47,10 +47,11 @@ class _Lane:
 
 
 class Virtual(Backend):
-    """A backend with ``replicas`` equal virtual engines and a ``router``.
+    """A backend with ``replicas`` equal virtual engines and a ``router``, with agentrt's scheduler
+    or vLLM's own. A router that reads cached blocks needs agentrt's scheduler.
 
-    Without a router there is a single engine, with agentrt's scheduler or vLLM's own. Raises
-    `ConfigError` for an unknown router, and for a call that is too long for an engine.
+    Without a router there is a single engine. Raises `ConfigError` for an unknown router, and for a
+    call that is too long for an engine.
     """
 
     def __init__(
@@ -77,8 +78,9 @@ class Virtual(Backend):
         if isinstance(config, SchedulerConfig) and config.policy in KNOWING:
             policy = make_policy(config, self.remaining_s, self._laws)
         if router is not None:
-            assert isinstance(config, SchedulerConfig)
-            ends = level_ends(config) if policy is None else ()
+            ends: tuple[float, ...] = ()
+            if isinstance(config, SchedulerConfig) and policy is None:
+                ends = level_ends(config)
             self._replicas = Replicas(router, replicas, options.max_num_seqs, ends)
             reads = self._replicas.dispatcher.router.reads_blocks
         self.lanes = [

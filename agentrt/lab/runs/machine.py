@@ -16,7 +16,7 @@ from agentrt.lab.engine.headless import BLOCK_SIZE
 from agentrt.lab.engine.step_time import StepTimeModel
 from agentrt.lab.engine.virtual import VirtualOptions
 from agentrt.lab.workloads.shape import ProgramShape, cached_tokens, prompt_tokens
-from agentrt.router import DEFAULT_ROUTER, make_router
+from agentrt.router import DEFAULT_ROUTER, make_router, router_names
 
 if TYPE_CHECKING:
     from agentrt.lab.outcome import RunOutcome
@@ -94,9 +94,17 @@ class Machine:
         return self.replicas * capacity_per_s(programs, self.max_num_seqs, self.step_time())
 
     def check(self, contenders: Iterable[Contender]) -> None:
-        """Raise `ConfigError` for a contender that cannot run on this machine. Here all contenders
-        can run; subclasses may refuse contenders.
+        """Raise `ConfigError` for a contender that cannot run on this machine: for vLLM's own
+        scheduler behind a router that reads cached blocks. Subclasses may refuse other contenders.
         """
+        stock = next((each.name for each in contenders if each.config is None), None)
+        if stock is None or self.replicas == 1 or not make_router(self.router).reads_blocks:
+            return
+        others = [name for name in router_names() if not make_router(name).reads_blocks]
+        raise ConfigError(
+            f"{stock!r} is vLLM's own scheduler, whose cached blocks the router {self.router!r} "
+            f"cannot read in a simulation; leave {stock} out, or use --router {' or '.join(others)}"
+        )
 
     def run(self, contender: Contender, programs: Sequence[ProgramShape]) -> RunOutcome:
         """Run programs on this machine under a contender."""

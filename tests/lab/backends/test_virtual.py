@@ -16,6 +16,7 @@ from agentrt.lab.driver import drive
 from agentrt.lab.engine.step_time import StepTimeModel
 from agentrt.lab.engine.virtual import VirtualOptions
 from agentrt.lab.outcome import RunOutcome
+from agentrt.lab.program import Stock
 from agentrt.lab.workloads.arrivals import poisson
 from agentrt.lab.workloads.shape import CallShape, ProgramShape
 from agentrt.scheduler import SchedulerConfig
@@ -71,6 +72,15 @@ def test_every_program_ends_and_every_call_is_counted_once(router: str) -> None:
     assert all(counts.usage.output_tokens for counts in backend.counts)
     assert run.counts.usage.output_tokens == sum(p.output_tokens for p in programs)
     assert ends(fleet(programs, 3, router)) == ends(run)
+
+
+@pytest.mark.parametrize("router", ["agentix", "round-robin"])
+def test_vllms_own_scheduler_runs_behind_a_router_that_reads_no_blocks(router: str) -> None:
+    programs = some()
+    backend = Virtual(Stock(), OPTIONS, replicas=2, router=router)
+    run = drive(backend, programs)
+    assert sorted(ends(run)) == sorted(program.program_id for program in programs)
+    assert all(counts.usage.output_tokens for counts in backend.counts)
 
 
 def test_routers_that_know_what_is_held_find_more_of_it() -> None:

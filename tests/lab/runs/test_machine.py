@@ -9,6 +9,7 @@ import pytest
 from agentrt.errors import ConfigError
 from agentrt.lab.engine.step_time import StepTimeModel
 from agentrt.lab.runs import machine as module
+from agentrt.lab.runs.contenders import contender
 from agentrt.lab.runs.machine import Machine
 from agentrt.lab.workloads.shape import CallShape, ProgramShape, cached_tokens
 from benchmarks.steps import SlotMachine
@@ -53,6 +54,15 @@ def test_it_tells_what_counts_of_its_kind() -> None:
     told = Machine().to_dict()
     assert (told["kv_blocks"], told["step_time"]["model"]) == (8192, "made up")
     assert "step_s" not in told
+
+
+def test_stock_behind_a_router_that_reads_its_blocks_is_refused() -> None:
+    stock, ours = contender("stock"), contender("default")
+    with pytest.raises(ConfigError, match=r"'stock' is vLLM's own .*--router agentix or least"):
+        Machine(replicas=2, router="cost").check([ours, stock])
+    Machine(replicas=2, router="cost").check([ours])
+    Machine(replicas=2, router="agentix").check([ours, stock])
+    Machine(router="cost").check([ours, stock])
 
 
 def test_without_vllm_the_way_out_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
