@@ -154,7 +154,7 @@ class Decoding:
         """Compute the call, one forward pass of the model in each step.
 
         At the end, the computed keys and values are cached for later calls if all layers of the
-        model attend to the whole text.
+        model attend to the whole text, and no forward pass has failed.
         """
         # Tokens that are scored must be computed, and so must the last token of the prompt.
         most = min(len(self.prompt), self.sampling.score_from or len(self.prompt)) - 1

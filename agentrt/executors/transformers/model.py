@@ -281,7 +281,8 @@ class CausalModel:
         """Add ``ids`` to the text of ``cache``, and return the logits after the last ``keep``
         tokens.
 
-        The result has the shape (keep, vocabulary), in float32.
+        The result has the shape (keep, vocabulary), in float32. If the forward pass fails, the text
+        of ``cache`` is empty afterwards, and ``cache`` must not be used again.
         """
         import torch
 
@@ -292,8 +293,13 @@ class CausalModel:
         options = {} if cache.attention is None else self._seeing(cache.attention, before, cache)
         if self._keep:
             options["logits_to_keep"] = keep
-        with torch.inference_mode():
-            out = self._model(tokens, past_key_values=cache.layers, use_cache=True, **options)
+        try:
+            with torch.inference_mode():
+                out = self._model(tokens, past_key_values=cache.layers, use_cache=True, **options)
+        except BaseException:
+            # Some layers may have cached the new tokens, and others not: leave an empty text.
+            cache.ids, cache.positions = [], []
+            raise
         if cache.attention is not None:
             cache.forget(before)
         logits: Tensor = out.logits[0, len(out.logits[0]) - keep :].float()

@@ -324,6 +324,35 @@ async def test_no_report_is_kept_of_a_call_that_fails(
     assert await executor.aborted("p/0") == CallReport()
 
 
+@pytest.mark.parametrize("failing", [1, 3])
+async def test_the_text_of_a_call_that_failed_is_not_reused(
+    executor: TransformersExecutor, failing: int
+) -> None:
+    """A forward pass fails between two layers, when only the first layer has cached its keys. The
+    first pass computes the prompt, and the third computes the second token of the output.
+    """
+    expected = (await reply(executor)).token_ids
+    executor.prefixes.entries.clear()
+    passes = 0
+
+    def fail_once(*args: Any) -> None:
+        nonlocal passes
+        passes += 1
+        if passes == failing:
+            raise RuntimeError("out of memory")
+
+    layer = executor.model._model.get_decoder().layers[1]
+    hook = layer.register_forward_pre_hook(fail_once)
+    try:
+        with pytest.raises(EngineError, match="transformers failed: out of memory"):
+            await reply(executor)
+    finally:
+        hook.remove()
+    cached = (await executor.snapshot())["cached"]
+    assert (await reply(executor)).token_ids == expected
+    assert cached == []
+
+
 # -- mistakes --------------------------------------------------------------------------
 
 
