@@ -117,6 +117,7 @@ class SimulatedEngine(Executor):
             raise EngineDiedError("the simulated engine is not running")
         words = _words_for(call)
         queued, pieces, count = self._arrived(call, words), list[str](), len(words)
+        is_read = False
         try:
             while len(pieces) < count:
                 if (word := await queued.item.output.get()) is None:
@@ -124,10 +125,11 @@ class SimulatedEngine(Executor):
                 pieces.append(f" {word}" if pieces else word)
                 if stream:
                     yield Chunk(pieces[-1])
+            is_read = True
         finally:
             self._left(queued)
             report = self._report(queued, len(pieces))
-            if len(pieces) < count:
+            if not is_read:
                 self._cut_off[call.call_id] = report
         reply = Reply("".join(pieces), report=report)
         yield Chunk("" if stream else reply.text, reply)

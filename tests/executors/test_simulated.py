@@ -108,6 +108,17 @@ async def test_an_aborted_call_leaves_its_slot_and_tells_what_it_had() -> None:
         assert (await reply_to(engine, call("b"))).report.output_tokens == 20
 
 
+async def test_a_call_whose_stream_is_closed_after_the_last_word_has_a_report() -> None:
+    """The reply follows the last word. A reader may close the stream before it reads the reply."""
+    async with started() as engine:
+        pieces = engine.generate(call("a"), stream=True)
+        for _ in range(20):
+            await anext(pieces)
+        await pieces.aclose()
+        report = await engine.aborted("a/0")
+    assert (report.prompt_tokens, report.output_tokens, report.steps) == (2, 20, 20)
+
+
 async def test_an_engine_that_stops_ends_its_calls() -> None:
     async with started() as engine:
         pieces = engine.generate(call("a"), stream=True)
