@@ -192,12 +192,14 @@ def _as_output(name: str, arguments: Any) -> str:
     """Return a tool call as the JSON text that a model generates for it.
 
     Arguments that are not valid JSON, such as the arguments of a call that was cut off, are
-    unchanged.
+    unchanged. So are arguments with half of a surrogate pair, which UTF-8 does not have.
     """
     with contextlib.suppress(ValueError, RecursionError):
         if not isinstance(arguments, str) or not arguments:
             arguments = _compact(arguments or {})
-        arguments = _compact(json.loads(arguments))
+        compact = _compact(json.loads(arguments))
+        compact.encode()  # raises UnicodeEncodeError, which is a ValueError
+        arguments = compact
     return f'{{"name":{_compact(name)},"arguments":{arguments}}}'
 
 
@@ -343,13 +345,16 @@ def _compact(value: Any) -> str:
 _ANSWER_HEAD = re.compile(r'\s*\{\s*"answer"\s*:\s*(?=\S)')
 _CALL_HEAD = re.compile(r'\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"arguments"\s*:\s*(?=\S)')
 _ANSWER_BEGINS, _CALL_BEGINS = '{"answer":', '{"name":'
-# Complete characters of a JSON string: never a part of an escape or of a surrogate pair.
+# Complete characters of a JSON string: never a part of an escape or of a surrogate pair. The first
+# half of a pair is a character by itself if something else than the second half follows.
 _CHARACTERS = re.compile(
     r'(?:[^"\\]'
-    r"|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"
+    r"|\\u[dD][89abAB][0-9a-fA-F]{2}"
+    r"(?:\\u[dD][c-fC-F][0-9a-fA-F]{2}|(?=[^\\]|\\[^u]|\\u(?![dD][c-fC-F])[0-9a-fA-F]{4}))"
     r"|\\u(?![dD][89abAB])[0-9a-fA-F]{4}"
     r"|\\[^u])*"
 )
+_HALVES = re.compile("[\ud800-\udfff]")
 _MAYBE_THE_END = re.compile(r"[\s}]*\Z")
 
 
@@ -440,7 +445,9 @@ class OutputReader:
         if self._rest.startswith('"'):
             self._inside = _InsideCall.DONE
         if sure[0]:
-            yield json.loads(f'"{sure[0]}"', strict=False)
+            text = json.loads(f'"{sure[0]}"', strict=False)
+            # Halves of surrogate pairs cannot be sent as UTF-8.
+            yield _HALVES.sub("\ufffd", text)
 
     def _json(self, end: int) -> Iterator[str | CallPart]:
         piece, self._rest = self._rest[:end], self._rest[end:]

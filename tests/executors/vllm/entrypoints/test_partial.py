@@ -44,6 +44,15 @@ def test_an_answer_comes_out_piece_by_piece(
     assert in_pieces(json.dumps({"answer": answer}, **style), cuts) == (answer, [])
 
 
+@given(st.text(st.sampled_from('\ud83d\udbff\ude00\udc00aé"\\\n😀')), st.lists(st.integers(0)))
+def test_half_of_a_surrogate_pair_becomes_a_replacement_character(
+    answer: str, cuts: list[int]
+) -> None:
+    """JSON and UTF-16 both read two halves in a row as one character."""
+    expected = answer.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+    assert in_pieces(json.dumps({"answer": answer}), cuts) == (expected, [])
+
+
 @given(JSON.filter(lambda value: not isinstance(value, str)), STYLES, st.lists(st.integers(0)))
 def test_an_answer_that_obeys_a_schema_comes_out_as_json(
     answer: Any, style: dict[str, Any], cuts: list[int]

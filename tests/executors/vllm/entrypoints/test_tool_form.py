@@ -55,7 +55,13 @@ def test_what_the_assistant_said_beside_a_call_comes_first() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "shown"), [('{"a": ', '{"a": }'), ("", "{}}"), ({"a": 1}, '{"a":1}}')]
+    ("arguments", "shown"),
+    [
+        ('{"a": ', '{"a": }'),
+        ("", "{}}"),
+        ({"a": 1}, '{"a":1}}'),
+        (r'{"a": "\ud83d"}', r'{"a": "\ud83d"}}'),
+    ],
 )
 def test_arguments_of_any_kind_are_shown(arguments: Any, shown: str) -> None:
     said = explained([ASK, call(arguments)], None)[1]["content"]
