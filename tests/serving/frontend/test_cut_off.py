@@ -34,3 +34,17 @@ async def test_a_call_is_cut_off_alike_whole_and_streamed(api: str, cut: str, en
             assert read.end == cut
     assert [name for name, _ in read.calls] == ["weather"]
     assert len(found) > 3, "none, one without arguments, with some and with all"
+
+
+@pytest.mark.parametrize(
+    ("written", "city"),
+    [
+        pytest.param(r"San \ud83dJose", "San ?Jose", id="half of a surrogate pair"),
+        pytest.param("San\nJose", "San\nJose", id="a line break that is not escaped"),
+    ],
+)
+async def test_messages_have_the_arguments_of_odd_json(written: str, city: str) -> None:
+    says = f'{{"name": "weather", "arguments": {{"city": "{written}", "days": 3}}}}'
+    async with open_server(lambda call: says) as server:
+        read = await APIS["messages"][0](server, 64)
+    assert read.calls == [("weather", {"city": city, "days": 3})]

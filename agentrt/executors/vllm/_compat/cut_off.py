@@ -518,15 +518,20 @@ def _with_complete_calls(message: Any, parser: Any = None) -> Any:
     """
     message = _with_calls(message, parser)
     for call in message.tool_calls:
-        call.function.arguments = json.dumps(_as_far_as_json(call.function.arguments))
+        arguments = json.dumps(_as_far_as_json(call.function.arguments), ensure_ascii=False)
+        # The arguments may have halves of surrogate pairs, which cannot be sent.
+        call.function.arguments = arguments.encode("utf-8", "replace").decode()
     return message
 
 
 def _as_far_as_json(arguments: str) -> dict[str, Any]:
     from jiter import from_json
 
+    value = None
     try:
-        value = from_json(arguments.encode(), partial_mode=True)
-    except ValueError:
-        return {}
+        # jiter refuses arguments with line breaks in strings, and with halves of surrogate pairs.
+        value = json.loads(arguments, strict=False)
+    except (ValueError, RecursionError):
+        with suppress(ValueError):
+            value = from_json(arguments.encode(), partial_mode=True)
     return value if isinstance(value, dict) else {}

@@ -354,7 +354,6 @@ _CHARACTERS = re.compile(
     r"|\\u(?![dD][89abAB])[0-9a-fA-F]{4}"
     r"|\\[^u])*"
 )
-_HALVES = re.compile("[\ud800-\udfff]")
 _MAYBE_THE_END = re.compile(r"[\s}]*\Z")
 
 
@@ -412,7 +411,7 @@ class OutputReader:
 
     def _is_whole(self) -> bool:
         try:
-            json.loads(self._whole)
+            json.loads(self._whole, strict=False)
         except (ValueError, RecursionError):
             return False
         return True
@@ -446,8 +445,7 @@ class OutputReader:
             self._inside = _InsideCall.DONE
         if sure[0]:
             text = json.loads(f'"{sure[0]}"', strict=False)
-            # Halves of surrogate pairs cannot be sent as UTF-8.
-            yield _HALVES.sub("\ufffd", text)
+            yield text.encode("utf-8", "replace").decode()  # it may have halves of surrogate pairs
 
     def _json(self, end: int) -> Iterator[str | CallPart]:
         piece, self._rest = self._rest[:end], self._rest[end:]
