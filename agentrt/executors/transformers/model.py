@@ -230,14 +230,16 @@ class CausalModel:
             model = AutoModelForCausalLM.from_pretrained(
                 folder, dtype=dtype or ("auto" if on_gpu else "float32")
             )
-        except (OSError, ValueError, KeyError, ImportError) as error:
+            model = model.eval().to("cuda" if on_gpu else "cpu")
+        except Exception as error:  # damaged files and a full GPU cause errors of many types
+            reason = str(error).partition("\n")[0] or type(error).__name__
             raise ModelLoadError(
-                f"transformers cannot load model {folder!r}: {str(error).partition(chr(10))[0]} "
+                f"transformers cannot load model {folder!r}: {reason} "
                 "(--model takes a folder or a hub name of a causal language model)"
             ) from error
         if model.config._attn_implementation == "sdpa":
             model.set_attn_implementation(ATTENTION)
-        return cls(model.eval().to("cuda" if on_gpu else "cpu"), tokenizer, folder)
+        return cls(model, tokenizer, folder)
 
     @property
     def stops(self) -> frozenset[int]:

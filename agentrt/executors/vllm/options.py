@@ -383,9 +383,10 @@ def _context_length(model: str) -> int | None:
     try:
         config = read_json(path)
         length = config.get("text_config", config)["max_position_embeddings"]
-    except (ValueError, KeyError, TypeError):  # if the file is wrong, vLLM will report it
+        return int(length) if length else None
+    # If the file cannot be read or is wrong, vLLM will report it.
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
-    return int(length) if length else None
 
 
 def _in_the_hubs_cache(model: str) -> Path | None:

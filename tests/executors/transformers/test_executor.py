@@ -6,7 +6,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import re
+import shutil
 import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -380,6 +382,17 @@ async def test_what_it_does_not_have_is_refused(
 ) -> None:
     with pytest.raises(CallRejectedError, match=said):
         await reply(executor, **fields)
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
+async def test_a_damaged_model_is_named(folder: Path, tmp_path: Path, name: str) -> None:
+    """A file that ends too early, as after an interrupted download."""
+    damaged = shutil.copytree(folder, tmp_path / "damaged")
+    os.truncate(damaged / name, 500)
+    executor = TransformersExecutor(str(damaged))
+    with pytest.raises(ModelLoadError, match=r"cannot load model .*damaged.*--model takes a"):
+        await executor.start(lambda message: None)
+    await executor.close()
 
 
 async def test_a_model_that_is_none_is_named(tmp_path: Path) -> None:

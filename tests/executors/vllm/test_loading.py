@@ -12,6 +12,7 @@ import pytest
 from agentrt.engines import EngineOptions, VLLMEngine
 from agentrt.errors import EngineStartError
 from agentrt.executors.vllm import lifetime
+from agentrt.executors.vllm.options import engine_args
 from tests.doubles.tinymodel import tiny_model
 
 
@@ -79,3 +80,9 @@ def test_the_default_sizes_are_those_of_vllm_serve(
     assert context == UsageContext.OPENAI_API_SERVER
     for config in (ours.scheduler_config, theirs.scheduler_config):
         assert (config.max_num_batched_tokens, config.max_num_seqs) == (256, 64)
+
+
+@pytest.mark.parametrize("config", ["{", "[]", '{"max_position_embeddings": "many"}'])
+def test_a_context_length_that_cannot_be_read_is_left_to_vllm(tmp_path: Path, config: str) -> None:
+    (tmp_path / "config.json").write_text(config, "utf-8")
+    assert engine_args(EngineOptions(), str(tmp_path), on_gpu=False).max_model_len == 4096
