@@ -66,9 +66,9 @@ async def update_engines(
     cannot update its weights, `WeightsError` if the engines cannot use the folder, `EngineError` if
     an engine could not load it, and `EngineDiedError` if no engine is left. After an error, all
     engines that are alive have their old weights, except engines that had loaded the new weights
-    and cannot load the old weights again, for example because their files are gone; the error names
-    these engines. If the task is cancelled while the engines load
-    the weights, this function returns, and `CancelledError` is raised where the task next waits.
+    and cannot load the old weights again, for example because their files are gone; the error says
+    how many. If the task is cancelled while the engines load the weights, this function returns,
+    and `CancelledError` is raised where the task next waits.
     """
     if not engines:
         raise EngineDiedError(_NONE_LEFT)

@@ -71,10 +71,11 @@ class _Making:
     """A converter of a call's notes into spans.
 
     ``since``, ``reason`` and ``level`` are the start time of the current span, its reason, and the
-    call's level in it. A running call started with ``cached`` tokens in the cache and ``outputs``
-    output tokens. ``missing`` tokens must be computed before the call's next output token; the
-    first ``lost`` of these tokens had been computed before, but their KV cache was lost. A call
-    that loads KV cache loads ``loads`` tokens.
+    call's level in it. A running call had ``cached`` tokens in the cache when it started, and
+    ``outputs`` output tokens when it started or when its level last changed. ``missing`` tokens
+    must be computed before the call's next output token; the first ``lost`` of these tokens had
+    been computed before, but their KV cache was lost. A call that loads KV cache loads ``loads``
+    tokens.
     """
 
     def __init__(self) -> None:

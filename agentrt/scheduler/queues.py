@@ -132,10 +132,11 @@ class CallQueue:
 
     @property
     def starving(self) -> QueuedCall | None:
-        """A call that would be promoted if its LoRA adapter fitted, until it starts, or has had its
-        turn and could not start for another reason; None if there is no such call. If several calls
-        starve, the calls take turns, in the order in which they
-        would have been promoted.
+        """A call that would be promoted if its LoRA adapter fitted; None if there is no such call.
+
+        The call stays the starving call until it starts, ends, or could not start for another
+        reason although its adapter fitted. If several calls starve, they take turns, in the order
+        in which they would have been promoted.
         """
         if self._starving is not None and not self._starving.queued:
             self._starving = None
@@ -152,8 +153,8 @@ class CallQueue:
             self._starving_later[call] = None
 
     def no_longer_starves(self, call: QueuedCall) -> None:
-        """Note that a call no longer waits for its LoRA adapter: it has ended, or it could not
-        start for another reason, although its adapter fitted.
+        """Note that a call no longer waits for its LoRA adapter: it could not start for another
+        reason, although its adapter fitted.
         """
         if call is self._starving:
             self._starving = None

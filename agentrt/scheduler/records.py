@@ -217,8 +217,9 @@ class QueuedCall:
     promoted: bool = False
     """Whether the call was promoted, and has kept its promotion (`Promoter`)."""
     stuck: bool = False
-    """Whether the engine's last attempt to start the call failed although a slot was free: the
-    call's LoRA adapter did not fit, or its KV cache is still being transferred.
+    """Whether the engine's last attempt to start the call failed although a slot was free, for
+    example because the call's LoRA adapter did not fit, or because its KV cache was still being
+    transferred.
     """
 
     # -- waiting and running ---------------------------------------------------------------

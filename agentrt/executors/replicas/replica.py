@@ -124,9 +124,9 @@ class Replica:
 
     ``calls`` is the number of its current calls. ``reruns`` is the number of calls that were lost
     when its engine died, and that were run again. A ``drained`` replica takes no calls, even after
-    a new start. ``loading`` is True while the engine loads other weights.
-    ``info`` describes the engine that started last. ``waits_for`` says what a restart waits for,
-    such as a free node; "" if nothing. ``view`` is the replica as routers see it.
+    a new start. ``loading`` is True while the engine loads other weights. ``info`` describes the
+    engine that started last. ``waits_for`` says what a restart waits for, such as a free node; ""
+    if nothing. ``view`` is the replica as routers see it.
     """
 
     def __init__(self, name: str, make: Callable[[], Executor]) -> None:

@@ -62,10 +62,10 @@ class ReplicaSet(Executor):
     used. ``scheduling`` has the settings of the engines' schedulers; routers use its queue levels.
 
     The set collects the statistics that the policy learns from programs on all engines, and keeps
-    them in the history file that ``scheduling`` names. Without a name, if the policy
-    learns, `history_file` chooses the file: by the environment, or by the models and sizes of the
-    engines. If there is a file and the policy learns, each engine starts with the statistics of the
-    set, and learns more from its own programs. The engines must not write a history file
+    them in the history file that ``scheduling`` names. Without a name, if the policy learns,
+    `history_file` chooses the file: by the environment, or by the models and sizes of the engines.
+    If there is a file and the policy learns, each engine starts with the statistics of the set, and
+    learns more from its own programs. The engines must not write a history file
     themselves: in the `EngineOptions` of each engine, ``scheduler.history`` must be ``none``, or
     ``replicas`` must be greater than 1 and ``scheduler.history`` None. Raises `ConfigError` for a
     file that is not a history file.

@@ -86,8 +86,8 @@ class EngineOptions:
             CPU to agentrt.
         scheduler: The scheduler's settings, by default `SchedulerConfig()`, as in ``agentrt
             serve``. If its ``history`` is None, what the engine learns is kept in a file for the
-            model and the engine's size.
-            With several ``replicas``, their `ReplicaSet` keeps the file.
+            model and the engine's size. With several ``replicas``, their `ReplicaSet` keeps the
+            file.
         flags: Command-line flags of `vllm serve`. They override the defaults for the machine and
             ``max_num_seqs``.
         verbose: Whether vLLM logs its progress.
@@ -98,10 +98,10 @@ class EngineOptions:
         learned: The content of a history file that the engine starts with.
         metrics: Whether the engine collects vLLM's own metrics for `Executor.metrics`.
         served_model_name: The model's name in these metrics; None means its own name.
-        host_memory: GiB of host memory to which a GPU's KV cache is offloaded; 0 switches
-            the offload off. ``auto`` takes the engine's share of what is free on the machine,
-            except for a reserve (`HostRoom`), or nothing if this is less than the memory of the
-            engine's GPUs.
+        host_memory: GiB of host memory to which a GPU's KV cache is offloaded; 0 switches the
+            offload off. ``auto`` takes the engine's share of what is free on the machine, except
+            for a reserve (`HostRoom`), or nothing if this is less than the memory of the engine's
+            GPUs.
     """
 
     model: str | None = None

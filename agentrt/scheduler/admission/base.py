@@ -187,8 +187,8 @@ class Cap(Admission):
     """The admission ``cap``: at most ``admission_cap`` programs are resident, in the order of their
     arrival. A program stays resident from its admission to its end.
 
-    There is an exception: if no call runs or could start, because the resident programs wait for
-    tools, another program is admitted, so that the engine does not stay idle.
+    There is an exception: if no call runs or could start, for example because all resident programs
+    wait for tools, another program is admitted, so that the engine does not stay idle.
     """
 
     name: ClassVar[str] = "cap"

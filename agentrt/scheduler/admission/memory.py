@@ -32,7 +32,7 @@ _CONSIDERED = 64
 """The limit of three searches (`WorkingSet`). For a free slot that a program could use, the search
 ends after this many absent residents whose contexts are worth more than the slot. For a tool for
 which an idle engine could wait, the search considers at most this many absent residents. If there
-are programs of more types than this, nothing asks whether all of them branch.
+are programs of more types than this, no search finds out whether all of these types branch.
 """
 _TURN = 8.0
 """Between two of its calls, a resident is expelled for another program only after the resident has
@@ -333,10 +333,10 @@ class WorkingSet(Admission):
         Residents give up the room that they claim for waiting calls, if ``rival`` comes before one
         of these calls. Only residents of types that branch do so, and residents with several calls;
         and only if one of the latter has made `MANY_CALLS` calls, or if the residents claim more
-        than the cache. Without this rule, a program that always has more
-        calls than fit would keep all others out for as long as it lives. An example is a proxy that
-        gives all its clients one program id. And a chain would wait for many programs that were
-        admitted without room while all programs branched (`_all_branch`).
+        than the cache. Without this rule, a program that always has more calls than fit would keep
+        all others out for as long as it lives. An example is a proxy that gives all its clients one
+        program id. And a chain would wait for many programs that were admitted without room while
+        all programs branched (`_all_branch`).
         """
         over = self.claimed > self.capacity.blocks
         if not over and all(each.finished_calls < MANY_CALLS for each in self._branching):

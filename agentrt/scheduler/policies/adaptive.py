@@ -222,7 +222,7 @@ def _place(finished_calls: int, node: str) -> str:
 
 def _hint(row: EngineProgram) -> tuple[str, ...]:
     """Return a tuple with a name for the size hint, rounded down to a power of two; an empty tuple
-    if the hint is not a positive number.
+    if the hint is not a positive finite number.
     """
     hint: object = row.size_hint
     if isinstance(hint, int | float) and 0.0 < hint < math.inf:
