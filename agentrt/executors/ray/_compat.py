@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from agentrt.errors import EngineStartError
+
+if TYPE_CHECKING:
+    from ray.actor import ActorHandle
 
 _CLIENT_S = 30.0
 """Seconds for a task that reads the state of the cluster for Ray's client."""
@@ -29,12 +32,11 @@ def free_of_nodes() -> list[dict[str, float]]:
     return list(_asked(_free_of_nodes))
 
 
-def is_placed(actor_id: str) -> bool:
-    """Return whether the actor has a process on a node, even if that process still imports modules.
-
-    ``actor_id`` is in hexadecimal digits.
+def is_placed(actor: ActorHandle[Any]) -> bool:
+    """Return whether the actor has a process on a node, even if that process still imports
+    modules.
     """
-    return bool(_asked(_is_placed, actor_id))
+    return bool(_asked(_is_placed, actor._actor_id.hex()))
 
 
 def _free_of_nodes() -> list[dict[str, float]]:

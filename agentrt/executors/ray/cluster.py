@@ -186,7 +186,7 @@ class Cluster:
 
     def placed(self, actor: ActorHandle[Any]) -> bool:
         """Return whether a node has taken the actor, whose process may still import its modules."""
-        return is_placed(actor._actor_id.hex())
+        return is_placed(actor)
 
     def _share(self) -> Demand:
         """Return the cores, the GPUs and the memory of each engine. Raises `ConfigError` if the

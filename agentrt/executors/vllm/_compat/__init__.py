@@ -64,9 +64,10 @@ Written for vLLM 0.32.0 and 0.33.0. To support a new version:
 3. Check the code outside this package that depends on whole classes of vLLM. In ``engine_core``,
    `scheduler` overrides methods, `request_queue` and `block_retention` subclass queues, and
    `host_tier` subclasses the cache policy. In ``entrypoints``, `client` implements the engine
-   client. In ``agentrt/lab/engine``, `probe` wraps methods, `host` subclasses the specification and
-   the worker of host memory, and `headless` and `virtual` build a scheduler, requests and outputs
-   by hand, as do ``recording.py`` and ``replaying.py`` in ``tests/lab/engine``.
+   client, and `model_frontend`, `arranged` and `tool_form` replace methods of renderers. In
+   ``agentrt/lab/engine``, `probe` wraps methods, `host` subclasses the specification and the worker
+   of host memory, and `headless` and `virtual` build a scheduler, requests and outputs by hand, as
+   do ``recording.py`` and ``replaying.py`` in ``tests/lab/engine``.
 4. Run ``make test-next``, and only then widen the range of versions in ``pyproject.toml``.
 """
 
