@@ -6,8 +6,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import replace
+from numbers import Integral, Real
 from typing import Any
 
 from agentrt.errors import CallRejectedError
@@ -40,6 +41,33 @@ _AS_WRITTEN = {"response_format": "schema= (response_format)"}
 """The names of fields of a request for which programs write another name."""
 
 
+def _is_int(value: Any) -> bool:
+    return isinstance(value, Integral) or (isinstance(value, float) and value.is_integer())
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, Real)
+
+
+def _is_list(value: Any, of: Callable[[Any], bool]) -> bool:
+    return isinstance(value, list | tuple) and all(map(of, value))
+
+
+def _is_stop(value: Any) -> bool:
+    return isinstance(value, str) or _is_list(value, lambda each: isinstance(each, str))
+
+
+_FORMS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
+    **dict.fromkeys(("temperature", "top_p", "min_p"), (_is_number, "a number")),
+    **dict.fromkeys(("max_tokens", "max_completion_tokens"), (_is_int, "an integer")),
+    **dict.fromkeys(("seed", "top_k"), (_is_int, "an integer")),
+    "stop": (_is_stop, "a text or a list of texts"),
+    "stop_token_ids": (lambda value: _is_list(value, _is_int), "a list of integers"),
+    "chat_template_kwargs": (lambda value: isinstance(value, Mapping), "an object"),
+}
+"""The form of fields of a request that may also be None: a check, and a description."""
+
+
 class TransformersFrontend(Frontend):
     """The front end of ``model``, which clients may also request by ``names``."""
 
@@ -64,7 +92,8 @@ class TransformersFrontend(Frontend):
     async def _spec(self, request: Request) -> CallSpec:
         """Convert a request to a call whose prompt is token ids.
 
-        Raises `CallRejectedError` for fields that this executor does not support.
+        Raises `CallRejectedError` for fields that this executor does not support, and for fields of
+        a wrong form.
         """
         unread = {
             name
@@ -76,6 +105,7 @@ class TransformersFrontend(Frontend):
         if unread:
             names = (_AS_WRITTEN.get(name, name) for name in sorted(unread))
             raise CallRejectedError(_ONLY_TEXT.format(" and ".join(names)))
+        _check_forms(request)
         stop = request.get("stop") or ()
         sampling = Sampling(
             top_p=request.get("top_p") or 1.0,
@@ -103,8 +133,7 @@ class TransformersFrontend(Frontend):
         return FrontProfile(display_name(self._names[0]), self._model.max_len, tools=False)
 
     async def render(self, request: Request) -> list[int]:
-        from jinja2 import TemplateError
-
+        _check_forms(request)
         tokenizer = self._model.tokenizer
         if not tokenizer.chat_template:
             raise CallRejectedError(
@@ -120,7 +149,7 @@ class TransformersFrontend(Frontend):
         }
         try:
             ids = await asyncio.to_thread(tokenizer.apply_chat_template, messages, **options)
-        except (TemplateError, ValueError) as error:
+        except Exception as error:  # templates are code of their authors, and may raise anything
             raise CallRejectedError(
                 f"the model's chat template refuses the chat: {error}"
             ) from error
@@ -135,14 +164,30 @@ class TransformersFrontend(Frontend):
         return str(self._model.tokenizer.decode(list(ids), skip_special_tokens=False))
 
 
+def _check_forms(request: Request) -> None:
+    """Raise `CallRejectedError` for a field of a wrong form."""
+    for name, (has_form, form) in _FORMS.items():
+        value = request.get(name)
+        if value is not None and not has_form(value):
+            raise CallRejectedError(f"{name} is {value!r:.80}; use {form}")
+
+
 def _plain(message: Mapping[str, Any]) -> dict[str, Any]:
     """Return a message with its content as a single text.
 
     Raises `CallRejectedError` for parts that are not text, such as images.
     """
     content = message.get("content")
-    if isinstance(content, list):
-        if any(part.get("type") != "text" for part in content):
+    parts = content if isinstance(content, list) else [content or ""]
+    return {**message, "content": "".join(map(_text_of, parts))}
+
+
+def _text_of(part: Any) -> str:
+    """Return the text of a part of a message: a text, or an object with a text."""
+    if isinstance(part, Mapping):
+        if part.get("type") != "text":
             raise CallRejectedError(_ONLY_TEXT.format("images or audio"))
-        content = "".join(part["text"] for part in content)
-    return {**message, "content": content or ""}
+        part = part.get("text")
+    if not isinstance(part, str):
+        raise CallRejectedError(f"the content of a message has {part!r:.80}; use text")
+    return part
