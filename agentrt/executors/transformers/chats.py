@@ -177,17 +177,22 @@ def _plain(message: Mapping[str, Any]) -> dict[str, Any]:
 
     Raises `CallRejectedError` for parts that are not text, such as images.
     """
-    content = message.get("content")
-    parts = content if isinstance(content, list) else [content or ""]
-    return {**message, "content": "".join(map(_text_of, parts))}
+    content = message.get("content") or ""
+    if isinstance(content, list):
+        content = "".join(map(_text_of, content))
+    if not isinstance(content, str):
+        raise CallRejectedError(
+            f"the content of a message is {content!r:.80}; use a text or a list of parts"
+        )
+    return {**message, "content": content}
 
 
 def _text_of(part: Any) -> str:
-    """Return the text of a part of a message: a text, or an object with a text."""
-    if isinstance(part, Mapping):
-        if part.get("type") != "text":
-            raise CallRejectedError(_ONLY_TEXT.format("images or audio"))
-        part = part.get("text")
-    if not isinstance(part, str):
-        raise CallRejectedError(f"the content of a message has {part!r:.80}; use text")
-    return part
+    text = part.get("text") if isinstance(part, Mapping) else None
+    if isinstance(part, Mapping) and part.get("type") != "text":
+        raise CallRejectedError(_ONLY_TEXT.format("images or audio"))
+    if not isinstance(text, str):
+        raise CallRejectedError(
+            f"the content of a message has the part {part!r:.80}; use {{'type': 'text', 'text': …}}"
+        )
+    return text

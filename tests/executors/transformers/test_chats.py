@@ -74,11 +74,12 @@ async def test_more_than_text_is_refused(
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({"messages": [{"role": "user", "content": 5}]}, "content of a message has 5; use text"),
+        ({"messages": [{"role": "user", "content": 5}]}, "content of a message is 5; use a text"),
         (
             {"messages": [{"role": "user", "content": [{"type": "text"}]}]},
-            "content of a message has None; use text",
+            "has the part {'type': 'text'}; use {'type': 'text', 'text': …}",
         ),
+        ({"messages": [{"role": "user", "content": ["Hello."]}]}, "has the part 'Hello.'; use"),
         ({"top_k": "a"}, "top_k is 'a'; use an integer"),
         ({"top_p": [1]}, r"top_p is \[1\]; use a number"),
         ({"seed": 1.5}, "seed is 1.5; use an integer"),
@@ -94,15 +95,6 @@ async def test_a_field_of_a_wrong_form_is_refused(
     chat = {"messages": [{"role": "user", "content": "Hello."}], **fields}
     with pytest.raises(CallRejectedError, match=said):
         await frontend.chat(chat, NoProgram(runtime.executor))
-
-
-async def test_content_may_be_a_list_of_texts(runtime: Runtime) -> None:
-    frontend = await runtime.frontend()
-    whole, parts = "Hello, world", ["Hello,", {"type": "text", "text": " world"}]
-    whole_chat, chat = (
-        {"messages": [{"role": "user", "content": content}]} for content in (whole, parts)
-    )
-    assert await frontend.render(chat) == await frontend.render(whole_chat)
 
 
 async def test_an_image_is_refused(runtime: Runtime) -> None:
