@@ -35,6 +35,10 @@ _NO_TOKENS = (
     "this executor takes chats as text and has no tokenizer; to use contexts or to count tokens, "
     "run an engine in this process (--model)"
 )
+_HALF = (
+    "the text has half of a surrogate pair, which models do not read; remove it, for example with "
+    "text.encode('utf-8', 'replace').decode()"
+)
 Request = Mapping[str, Any]
 """A chat request in the form of OpenAI's chat completions, with vLLM's further fields."""
 Answer = dict[str, Any]
@@ -160,6 +164,15 @@ async def stepped(caller: Caller, items: AsyncGenerator[T, None]) -> AsyncGenera
             yield item
 
 
+def refusal(error: Exception) -> str:
+    """Return why a text cannot be passed to a model, given the ``error`` of a tokenizer, of a chat
+    template or of an encoder.
+    """
+    # The tokenizers of Hugging Face only say that such a text is not a text.
+    is_half = isinstance(error, TypeError) and str(error).startswith("TextEncodeInput")
+    return _HALF if is_half or isinstance(error, UnicodeEncodeError) else str(error)
+
+
 @dataclass(frozen=True, slots=True)
 class FrontProfile:
     """The abilities of a model: the kinds of inputs and outputs that it supports.
@@ -211,7 +224,9 @@ class Frontend(ABC):
         raise ConfigError(_NO_TOKENS)
 
     async def tokenize(self, text: str, model: str | None = None) -> list[int]:
-        """Return the token ids of a text. No special tokens are added."""
+        """Return the token ids of a text. No special tokens are added. Raises `CallRejectedError`
+        for a text that the tokenizer refuses.
+        """
         raise ConfigError(_NO_TOKENS)
 
     async def detokenize(self, ids: Sequence[int], model: str | None = None) -> str:

@@ -21,7 +21,7 @@ from agentrt.errors import (
     url_fault,
 )
 from agentrt.executors.base import Chunk, Executor, Progress
-from agentrt.executors.chat_api import Answer
+from agentrt.executors.chat_api import Answer, refusal
 from agentrt.executors.identity import to_headers
 from agentrt.executors.info import ExecutorInfo
 from agentrt.extras import install_command
@@ -159,6 +159,8 @@ class OpenAIEndpoint(Executor):
             raise _refused(call, _reason(error), error.code, error.status_code) from error
         except openai.APIError as error:  # an error event in the middle of a stream
             raise _failed(call, error.body or error.message) from error
+        except UnicodeEncodeError as error:
+            raise CallRejectedError(f"call {call.call_id}: {refusal(error)}") from error
         except (json.JSONDecodeError, UnicodeDecodeError) as error:
             raise self._not_an_answer(call, f"its JSON is invalid: {error}") from error
         if not has_choices:

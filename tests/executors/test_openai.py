@@ -295,6 +295,12 @@ async def test_a_raw_prompt_is_refused(endpoint: OpenAIEndpoint) -> None:
         )
 
 
+async def test_half_of_a_surrogate_pair_is_refused(endpoint: OpenAIEndpoint) -> None:
+    messages = [{"role": "user", "content": "Hello\ud83d"}]
+    with pytest.raises(CallRejectedError, match="chat-1/0: the text has half of a surrogate pair"):
+        await run(endpoint, call_of(messages=messages))
+
+
 @pytest.mark.parametrize(
     ("code", "refusal"),
     [

@@ -19,6 +19,7 @@ from agentrt.executors.chat_api import (
     FrontProfile,
     Request,
     piece_of,
+    refusal,
     spec_of,
     whole_of,
 )
@@ -151,13 +152,16 @@ class TransformersFrontend(Frontend):
             ids = await asyncio.to_thread(tokenizer.apply_chat_template, messages, **options)
         except Exception as error:  # templates are code of their authors, and may raise anything
             raise CallRejectedError(
-                f"the model's chat template refuses the chat: {error}"
+                f"the model's chat template refuses the chat: {refusal(error)}"
             ) from error
         return list(ids)
 
     async def tokenize(self, text: str, model: str | None = None) -> list[int]:
         self._check(model)
-        return list(self._model.tokenizer.encode(text, add_special_tokens=False))
+        try:
+            return list(self._model.tokenizer.encode(text, add_special_tokens=False))
+        except (TypeError, ValueError) as error:
+            raise CallRejectedError(refusal(error)) from error
 
     async def detokenize(self, ids: Sequence[int], model: str | None = None) -> str:
         self._check(model)

@@ -111,6 +111,15 @@ async def test_a_chat_that_the_template_refuses_is_told(runtime: Runtime) -> Non
         await frontend.count_tokens(chat)
 
 
+async def test_half_of_a_surrogate_pair_is_refused(runtime: Runtime) -> None:
+    frontend = await runtime.frontend()
+    text = "Hello\ud83d"
+    with pytest.raises(CallRejectedError, match="has half of a surrogate pair"):
+        await frontend.tokenize(text)
+    with pytest.raises(CallRejectedError, match="has half of a surrogate pair"):
+        await frontend.count_tokens({"messages": [{"role": "user", "content": text}]})
+
+
 async def test_another_model_is_not_served(runtime: Runtime) -> None:
     @program
     async def asks(ctx: Context) -> None:

@@ -35,6 +35,7 @@ from agentrt.executors.chat_api import (
     Frontend,
     FrontProfile,
     Request,
+    refusal,
     stepped,
 )
 from agentrt.executors.info import display_name, is_model, not_served
@@ -396,7 +397,8 @@ class VLLMFrontend(Frontend):
     async def tokenize(self, text: str, model: str | None = None) -> list[int]:
         self.served_as(model)
         encode = self._renderer.get_tokenizer().encode
-        return list(await self._patient(len(text), encode, text, add_special_tokens=False))
+        with _own_errors():
+            return list(await self._patient(len(text), encode, text, add_special_tokens=False))
 
     async def detokenize(self, ids: Sequence[int], model: str | None = None) -> str:
         self.served_as(model)
@@ -451,7 +453,7 @@ def _own_errors() -> Iterator[None]:
     except AgentrtError:
         raise
     except (ValueError, TypeError, NotImplementedError) as error:
-        raise CallRejectedError(str(error)) from error
+        raise CallRejectedError(refusal(error)) from error
 
 
 def _modalities(config: Any) -> Mapping[str, Any]:

@@ -428,6 +428,18 @@ def test_flags_of_a_front_end_are_known() -> None:
     assert options == {"tool_call_parser": "hermes", "chat_template": "x", "enable_lora": True}
 
 
+@SHARED_LOOP
+async def test_half_of_a_surrogate_pair_is_refused(shared: Runtime) -> None:
+    @program
+    async def asks(ctx: Context) -> None:
+        await ctx.llm("Hello\ud83d")
+
+    with pytest.raises(CallRejectedError, match="has half of a surrogate pair"):
+        await shared.start(asks).wait()
+    with pytest.raises(CallRejectedError, match="has half of a surrogate pair"):
+        await (await shared.frontend()).tokenize("Hello\ud83d")
+
+
 async def test_a_long_text_is_tokenized_beside_the_loop(
     shared: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
