@@ -190,9 +190,12 @@ class OpenAIEndpoint(Executor):
         if not stream:
             yield {"model": self.model, **self._checked(call, response, stream)}
             return
+        numbers = _CallNumbers()
         async with contextlib.aclosing(response):  # closing it ends the request
             async for event in response:
-                yield {"model": self.model, **self._checked(call, event, stream)}
+                chunk = self._checked(call, event, stream)
+                numbers.add_to(chunk)
+                yield {"model": self.model, **chunk}
 
     def _checked(self, call: Call, response: Any, stream: bool) -> Answer:
         """Return the fields of an answer, or with ``stream`` of a chunk. Raises `EngineError` for
@@ -208,7 +211,7 @@ class OpenAIEndpoint(Executor):
             and isinstance(usage, Mapping)
             and isinstance(choices, list)
             and all(isinstance(choice, Mapping) for choice in choices)
-            and all(isinstance(_part(choice, stream), Mapping) for choice in choices)
+            and all(_has_form(_part(choice, stream)) for choice in choices)
         ):
             raise self._not_an_answer(call, f"it answered {str(answer or response)[:80]!r}")
         return answer
@@ -225,9 +228,42 @@ class OpenAIEndpoint(Executor):
         return self._client
 
 
+class _CallNumbers:
+    """Numbers the pieces of tool calls in a stream whose server sends no numbers, as Gemini does.
+
+    A piece with another id than the piece before it begins a new call; so does a piece that has a
+    name, but no id. Any other piece continues the last call.
+    """
+
+    def __init__(self) -> None:
+        self._calls: dict[Any, list[str]] = {}
+        """For each choice: the ids of its calls so far, "" for a call without an id."""
+
+    def add_to(self, chunk: Answer) -> None:
+        """Add the index to each piece of a call in a chunk that has none."""
+        for choice in chunk.get("choices") or ():
+            ids = self._calls.setdefault(choice.get("index", 0), [])
+            for piece in (choice.get("delta") or {}).get("tool_calls") or ():
+                if piece.get("index") is not None:
+                    continue
+                call_id = piece.get("id") or ""
+                has_name = bool((piece.get("function") or {}).get("name"))
+                if not ids or (call_id != ids[-1] if call_id else has_name):
+                    ids.append(call_id)
+                piece["index"] = len(ids) - 1
+
+
 def _part(choice: Mapping[str, Any], stream: bool) -> Any:
     """Return the delta of a choice, which may be missing, or without ``stream`` its message."""
     return (choice.get("delta") or {}) if stream else choice.get("message")
+
+
+def _has_form(part: Any) -> bool:
+    """Return whether a delta or a message is an object, and so is each of its tool calls."""
+    if not isinstance(part, Mapping):
+        return False
+    calls = part.get("tool_calls") or []
+    return isinstance(calls, list) and all(isinstance(call, Mapping) for call in calls)
 
 
 def _text(answer: Answer) -> str:

@@ -25,9 +25,10 @@ from agentrt.errors import (
     PromptTooLongError,
 )
 from agentrt.executors.base import Chunk
-from agentrt.executors.chat_api import spec_of
+from agentrt.executors.chat_api import NoProgram, spec_of
+from agentrt.executors.replies import StreamedAnswer, reply_of
 from agentrt.integrations.langchain import ChatAgentRT, shared
-from agentrt.request import Call, CallSpec, Identity
+from agentrt.request import Call, CallSpec, Identity, ToolCall
 
 pytest.importorskip("openai", reason="the extra agentrt[remote] is not installed")
 
@@ -367,6 +368,7 @@ async def test_an_invalid_url_is_refused(url: str) -> None:
         (True, (EVENTS, b"data: {br\n\n")),
         (True, (EVENTS, b"data: [1]\n\n")),
         (True, (EVENTS, b'data: {"choices": [{"index": 0, "delta": 5}]}\n\n')),
+        (True, (EVENTS, b'data: {"choices": [{"delta": {"tool_calls": [5]}}]}\n\n')),
         (True, (EVENTS, b'data: {"choices": [], "usage": 5}\n\n')),
     ],
 )
@@ -478,6 +480,43 @@ def test_several_calls_stream(server: Server) -> None:
         assert [call["args"] for call in message.tool_calls] == [{"a": 1}] * 2
         assert [call["id"] for call in message.tool_calls] == ["c", "d"]
         assert message.content == "so"
+
+
+def unnumbered(*pieces: dict[str, Any]) -> bytes:
+    """Return a stream with each of these pieces of tool calls in a chunk of its own."""
+    chunks = [{"choices": [{"index": 0, "delta": {"tool_calls": [piece]}}]} for piece in pieces]
+    chunks += [{"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}]
+    return b"".join(b"data: " + json.dumps(chunk).encode() + b"\n\n" for chunk in chunks)
+
+
+@pytest.mark.parametrize(
+    "pieces",
+    [
+        pytest.param([A_CALL, {**A_CALL, "id": "d"}], id="whole calls, as of Gemini"),
+        pytest.param(
+            [
+                {**A_CALL, "function": {"name": "add", "arguments": '{"a"'}},
+                {"function": {"arguments": ": 1}"}},
+                {**A_CALL, "id": "d", "function": {"name": "add", "arguments": '{"a"'}},
+                {"id": "d", "function": {"arguments": ": 1}"}},
+            ],
+            id="calls in pieces",
+        ),
+    ],
+)
+async def test_streamed_calls_without_an_index_are_told_apart(
+    server: Server, pieces: list[dict[str, Any]]
+) -> None:
+    server.raw = (JSON, json.dumps({"data": [{"id": "lab/tiny"}]}).encode())
+    async with Runtime(OpenAIEndpoint(server.url)) as runtime:
+        server.raw = (EVENTS, unnumbered(*pieces))
+        frontend = await runtime.frontend()
+        stream = frontend.chat_stream(call_of().spec.request or {}, NoProgram(runtime.executor))
+        whole = StreamedAnswer()
+        async for piece in stream:
+            whole.add(piece)
+    calls = reply_of(whole.answer()).tool_calls
+    assert calls == (ToolCall("add", {"a": 1}, "c"), ToolCall("add", {"a": 1}, "d"))
 
 
 async def test_programs_run_at_an_endpoint(server: Server) -> None:
