@@ -214,6 +214,8 @@ class OpenAIEndpoint(Executor):
             and all(_has_form(_part(choice, stream)) for choice in choices)
         ):
             raise self._not_an_answer(call, f"it answered {str(answer or response)[:80]!r}")
+        for choice in choices:
+            _join_content(_part(choice, stream))
         return answer
 
     def _not_an_answer(self, call: Call, reason: object) -> EngineError:
@@ -259,11 +261,33 @@ def _part(choice: Mapping[str, Any], stream: bool) -> Any:
 
 
 def _has_form(part: Any) -> bool:
-    """Return whether a delta or a message is an object, and so is each of its tool calls."""
+    """Return whether a delta or a message is an object that can be read."""
     if not isinstance(part, Mapping):
         return False
-    calls = part.get("tool_calls") or []
-    return isinstance(calls, list) and all(isinstance(call, Mapping) for call in calls)
+    content, calls = part.get("content"), part.get("tool_calls") or []
+    if not (isinstance(content, str | list | None) and isinstance(calls, list)):
+        return False
+    items = [*calls, *(content if isinstance(content, list) else ())]
+    return all(isinstance(item, Mapping) for item in items)
+
+
+def _join_content(part: dict[str, Any]) -> None:
+    """Replace a content that is a list of parts, as of Mistral's reasoning models, by its text. The
+    model's thoughts in it become the reasoning.
+    """
+    if not isinstance(items := part.get("content"), list):
+        return
+    thoughts = [item["thinking"] for item in items if item.get("thinking")]
+    part["content"] = _texts(items)
+    if thoughts:
+        part["reasoning"] = "".join(map(_texts, thoughts))
+
+
+def _texts(items: Any) -> str:
+    """Return a text, or the joined texts of a list of parts."""
+    if not isinstance(items, list):
+        return str(items)
+    return "".join(str(item.get("text") or "") for item in items if isinstance(item, Mapping))
 
 
 def _text(answer: Answer) -> str:

@@ -369,6 +369,8 @@ async def test_an_invalid_url_is_refused(url: str) -> None:
         (True, (EVENTS, b"data: [1]\n\n")),
         (True, (EVENTS, b'data: {"choices": [{"index": 0, "delta": 5}]}\n\n')),
         (True, (EVENTS, b'data: {"choices": [{"delta": {"tool_calls": [5]}}]}\n\n')),
+        (True, (EVENTS, b'data: {"choices": [{"delta": {"tool_calls": 5}}]}\n\n')),
+        (True, (EVENTS, b'data: {"choices": [{"delta": {"content": 5}}]}\n\n')),
         (True, (EVENTS, b'data: {"choices": [], "usage": 5}\n\n')),
     ],
 )
@@ -517,6 +519,34 @@ async def test_streamed_calls_without_an_index_are_told_apart(
             whole.add(piece)
     calls = reply_of(whole.answer()).tool_calls
     assert calls == (ToolCall("add", {"a": 1}, "c"), ToolCall("add", {"a": 1}, "d"))
+
+
+THOUGHT = {"type": "thinking", "thinking": [{"type": "text", "text": "Hm."}]}
+
+
+@STREAM
+async def test_a_content_in_parts_is_text_and_reasoning(
+    server: Server, endpoint: OpenAIEndpoint, stream: bool
+) -> None:
+    """Mistral's reasoning models answer in this form."""
+    parts = [[THOUGHT], [{"type": "text", "text": "one "}], "two"]
+    deltas = [{"choices": [{"index": 0, "delta": {"content": each}}]} for each in parts]
+    whole = [THOUGHT, {"type": "text", "text": "one two"}]
+    message = {"role": "assistant", "content": whole}
+    body = {"choices": [{"index": 0, "message": message, "finish_reason": "stop"}]}
+    events = b"".join(b"data: " + json.dumps(delta).encode() + b"\n\n" for delta in deltas)
+    server.raw = (EVENTS, events) if stream else (JSON, json.dumps(body).encode())
+    chunks = await run(endpoint, call_of(), stream=stream)
+    assert chunks[-1].reply is not None
+    assert chunks[-1].reply.text == "one two"
+    if stream:
+        answer = StreamedAnswer()
+        for chunk in chunks:
+            answer.add(chunk.output)
+        reply = reply_of(answer.answer())
+    else:
+        reply = reply_of(chunks[-1].output)
+    assert (reply.text, reply.reasoning) == ("one two", "Hm.")
 
 
 async def test_programs_run_at_an_endpoint(server: Server) -> None:
