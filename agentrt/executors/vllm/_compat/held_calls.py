@@ -371,6 +371,14 @@ class _Held:
         self._mark = mark
         self._frame = frame
         self._is_marked = False
+        # With a new piece, only the text after these positions is read, because the time to read
+        # the whole text with each token would grow with the square of the text's length.
+        self._unmarked = 0
+        """No call begins in ``text`` before this position."""
+        self._read = 0
+        """The text before this position was returned, or is markup around the answer."""
+        self._blanks = ""
+        """Blanks at the beginning of the text, which are dropped if a call follows."""
         self.text = ""
         self.sent = 0
         self.pieces: list[tuple[str, list[int]]] = []
@@ -381,32 +389,46 @@ class _Held:
         self.pieces.append((text, list(tokens)))
         if self._is_marked:
             return ""
-        shown, begin = self.shown(self.text, is_growing=True)
-        self._is_marked = begin is not None
-        if not shown.strip():  # blanks before a call are dropped
+        match = self._mark.search(self.text, pos=self._unmarked, partial=True)
+        self._unmarked = len(self.text) if match is None else match.start()
+        self._is_marked = match is not None and not match.partial
+        certain = self._blanks + self._unframed_until(self._unmarked)
+        self._blanks = ""
+        if not self.sent and not certain.strip():
+            self._blanks = certain
             return ""
-        certain, self.sent = shown[self.sent :], len(shown)
+        self.sent += len(certain)
         return certain
 
-    def shown(self, body: str, is_growing: bool = False) -> tuple[str, int | None]:
-        """Return the text before the first call, and the position of that call (None: no call).
-
-        If the body ``is_growing``, the text leaves out an end that may become the mark of a call.
+    def _unframed_until(self, end: int) -> str:
+        """Return the unread text before the position ``end``, without the markup around an answer.
+        An end that may belong to such markup stays unread.
         """
-        match = self._mark.search(body, partial=is_growing)
-        if match is None:
-            return self.unframed(body, is_growing), None
-        text = self.unframed(body[: match.start()], is_growing)
-        return text, None if match.partial else match.start()
+        unframed = ""
+        while self._read < end:
+            rest = self.text[self._read : end]
+            match = None if self._frame is None else self._frame.search(rest, partial=True)
+            if match is None:
+                self._read = end
+                return unframed + rest
+            unframed += rest[: match.start()]
+            # Blanks that follow the markup may belong to it.
+            if match.partial or match.end() == len(rest):
+                self._read += match.start()
+                break
+            self._read += match.end()
+        return unframed
 
-    def unframed(self, text: str, is_growing: bool = False) -> str:
+    def shown(self, body: str) -> tuple[str, int | None]:
+        """Return the text before the first call, and the position of that call (None: no call)."""
+        match = self._mark.search(body)
+        if match is None:
+            return self.unframed(body), None
+        return self.unframed(body[: match.start()]), match.start()
+
+    def unframed(self, text: str) -> str:
         """Return ``text`` without the markup around an answer."""
-        if self._frame is None:
-            return text
-        last = self._frame.search(text, partial=True) if is_growing else None
-        if last is not None and last.partial:
-            text = text[: last.start()]
-        return str(self._frame.sub("", text))
+        return text if self._frame is None else str(self._frame.sub("", text))
 
 
 class InChatForm:

@@ -195,6 +195,38 @@ def test_an_answer_without_a_thought_streams_its_text_and_calls() -> None:
         assert read == ("", "Look:", [("weather", plain(TWO))])
 
 
+@pytest.mark.parametrize("size", JOINED)
+def test_the_markup_of_an_answer_is_removed_whichever_tokens_it_has(size: int) -> None:
+    """Here ``<answer>`` and ``</answer>`` are no tokens of their own, unlike the marks above."""
+    ids, texts = tokens("<think>\nHm.\n</think>\n<answer>\nIt is 3 < 4.\n</answer>")
+    assert not {"<answer>", "</answer>"} & {*texts}
+    assert streamed("hunyuan_a13b", CHAT, ids, texts, size) == whole(
+        "hunyuan_a13b", CHAT, ids, texts
+    )
+
+
+class Counting:
+    """A pattern that counts the characters in which it is searched."""
+
+    def __init__(self, pattern: Any) -> None:
+        self.pattern, self.characters = pattern, 0
+
+    def search(self, text: str, pos: int = 0, **options: Any) -> Any:
+        self.characters += len(text) - pos
+        return self.pattern.search(text, pos=pos, **options)
+
+
+@pytest.mark.parametrize("family", ["llama", "olmo3", "granite4"])
+def test_a_long_answer_is_not_searched_as_a_whole_with_each_token(family: str) -> None:
+    counting = Counting(reader(family).mark)
+    of = type("Counted", (reader(family),), {"mark": counting})
+    said = FAMILIES[family].thought + "It is 3 < 4, so {x} is (y). " * 100
+    ids, texts = tokens(said)
+    _, text, _ = read_stream(of, CHAT, ids, texts)
+    assert text.strip() == ("It is 3 < 4, so {x} is (y). " * 100).strip()
+    assert counting.characters < 4 * len(said)
+
+
 @pytest.mark.parametrize(("family", "kind"), OUTPUTS)
 def test_an_output_cut_off_at_any_token_is_read_as_its_stream(family: str, kind: str) -> None:
     ids, texts = tokens(FAMILIES[family].items()[kind])
