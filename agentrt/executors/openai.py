@@ -233,8 +233,8 @@ class OpenAIEndpoint(Executor):
 class _CallNumbers:
     """Numbers the pieces of tool calls in a stream whose server sends no numbers, as Gemini does.
 
-    A piece with another id than the piece before it begins a new call; so does a piece that has a
-    name, but no id. Any other piece continues the last call.
+    A piece with a new id begins a call, and so does a piece that has a name, but no id. A piece
+    with a known id continues the call with this id, and any other piece continues the last call.
     """
 
     def __init__(self) -> None:
@@ -249,8 +249,10 @@ class _CallNumbers:
                 if piece.get("index") is not None:
                     continue
                 call_id = piece.get("id") or ""
-                has_name = bool((piece.get("function") or {}).get("name"))
-                if not ids or (call_id != ids[-1] if call_id else has_name):
+                if call_id and call_id in ids:
+                    piece["index"] = ids.index(call_id)
+                    continue
+                if not ids or call_id or (piece.get("function") or {}).get("name"):
                     ids.append(call_id)
                 piece["index"] = len(ids) - 1
 

@@ -106,7 +106,7 @@ class TransformersFrontend(Frontend):
         if unread:
             names = (_AS_WRITTEN.get(name, name) for name in sorted(unread))
             raise CallRejectedError(_ONLY_TEXT.format(" and ".join(names)))
-        _check_forms(request)
+        ids = await self.render(request)
         stop = request.get("stop") or ()
         sampling = Sampling(
             top_p=request.get("top_p") or 1.0,
@@ -115,7 +115,6 @@ class TransformersFrontend(Frontend):
             stop=(stop,) if isinstance(stop, str) else tuple(stop),
             stop_token_ids=tuple(request.get("stop_token_ids") or ()),
         )
-        ids = await self.render(request)
         spec = replace(spec_of(request), request=None, prompt_token_ids=tuple(ids))
         return self.addressed(replace(spec, sampling=sampling))
 
