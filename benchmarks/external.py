@@ -22,6 +22,7 @@ from typing import Any
 import click
 
 from agentrt.errors import ConfigError
+from agentrt.lab.backends.virtual import Virtual
 from agentrt.lab.commands.options import (
     ManyCommand,
     count_option,
@@ -34,13 +35,16 @@ from agentrt.lab.commands.options import (
     seeds_option,
     silence_vllm,
 )
+from agentrt.lab.driver import drive
 from agentrt.lab.engine.headless import BLOCK_SIZE
 from agentrt.lab.engine.host_memory import HostMemory
 from agentrt.lab.engine.step_time import StepTimeModel
 from agentrt.lab.engine.virtual import VirtualOptions
+from agentrt.lab.outcome import RunOutcome
 from agentrt.lab.reports.standard import standard
 from agentrt.lab.reports.tables import Spread, markdown
 from agentrt.lab.runs.contenders import DEFAULT, STOCK, Contender, contender
+from agentrt.lab.workloads.shape import ProgramShape
 from benchmarks.cells import Cell, Load, Measured, cells_of, check_names, measured
 from benchmarks.harness import Figures, show
 from benchmarks.rivals import CONTINUUM, PREVIEW
@@ -51,6 +55,8 @@ _KV_BYTES = 131_072
 two bytes each.
 """
 _SLOTS = 256
+_OTHER_SEED = 100
+"""What is added to a seed for the jobs from which a scheduler has learned."""
 STEP_TOKENS = 2048
 """The maximum number of tokens that a step computes. The published runs do not state their value.
 The default of `vllm serve` is 8,192 on the H100 and the H200, and 2,048 on the A100. On an H100, at
@@ -113,14 +119,17 @@ RIVALS: Mapping[str, str] = {
 }
 """The contenders that stand for the measured systems."""
 AMPLE = f"{STOCK}+ample"
+_KNOWN = "+known"
+KNOWN = f"{DEFAULT}{_KNOWN}"
 UNMEASURED: Mapping[str, str] = {
     AMPLE: "offload at no cost",
     CONTINUUM: "Continuum by its paper",
     DEFAULT: "agentrt's defaults",
+    KNOWN: "agentrt's defaults, type known",
     f"{DEFAULT}{_OFFLOAD}128{_GB}": "agentrt's defaults, offload 128 GB",
 }
 """Contenders that were not among the published runs. A KV cache with room for all contexts stands
-for an offload at no cost.
+for an offload at no cost. With ``+known``, the scheduler has the history of a run of other jobs.
 """
 _THEIRS: Mapping[str, Mapping[float, tuple[float, float, float, float]]] = {
     "H200": {
@@ -163,9 +172,12 @@ Examples:
 
 @dataclass(frozen=True, slots=True)
 class GpuLoad(Load):
-    """A load and the GPU that serves it."""
+    """A load and the GPU that serves it. ``earlier`` are the jobs of another seed, from which the
+    scheduler of a contender with ``+known`` has learned.
+    """
 
     gpu: Gpu
+    earlier: Sequence[ProgramShape]
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +197,8 @@ class Jobs:
         options = VirtualOptions(
             _SLOTS, blocks, max_model_len=LONGEST, max_num_batched_tokens=self.step_tokens
         )
-        return GpuLoad(swe_smith(self.per_s, seed), options, gpu.step_time, gpu)
+        jobs, earlier = (swe_smith(self.per_s, each) for each in (seed, seed + _OTHER_SEED))
+        return GpuLoad(jobs, options, gpu.step_time, gpu, earlier)
 
 
 Predicted = Mapping[tuple[str, float, str], Sequence[float]]
@@ -213,7 +226,8 @@ def external(**options: Any) -> None:
     used. For the offloads to 128 and 16 GB of host memory, vLLM's connector decides what is copied;
     the costs of copies were fitted to two of the published results. The offload with LMCache is not
     modelled. Predictions without a published run are: an offload at no cost, the rule of
-    Continuum's paper, and agentrt's defaults without and with an offload to 128 GB.
+    Continuum's paper, and agentrt's defaults: in a first run, once the type of the jobs is known
+    from a run of other jobs, and in a first run with an offload to 128 GB.
     """
     planned = _cells(options)
     silence_vllm()
@@ -246,10 +260,26 @@ def figures(load: GpuLoad, name: str) -> dict[str, float]:
     """Return a run's standard metrics, the tokens that were copied from host memory and to it, and
     ``in_turns``, the mean seconds of a job in its turns.
     """
-    ran = load.virtual(_on_gpu(load.gpu, name))
+    ran = _run(load, name)
     in_turns = fmean(entry.latency_s - entry.tool_s for entry in ran.outcomes)
     copied = {"loaded": ran.counts.loaded_tokens, "stored": ran.counts.stored_tokens}
     return {"in_turns": in_turns, **standard(ran.outcomes), **copied}
+
+
+def _run(load: GpuLoad, name: str) -> RunOutcome:
+    """Run a contender. With ``+known``, its scheduler has the history of a run of the earlier jobs,
+    as on an engine that has served jobs of this type before.
+    """
+    made = _on_gpu(load.gpu, name.replace(_KNOWN, ""))
+    if _KNOWN not in name:
+        return load.virtual(made)
+    before, engine = (
+        Virtual(made.scheduling, made.sized(load.options), load.times) for _ in range(2)
+    )
+    drive(before, load.earlier)
+    learned = before.lanes[0].engine.scheduler.history.values()
+    engine.lanes[0].engine.scheduler.control("know", learned)
+    return drive(engine, load.programs)
 
 
 def _on_gpu(gpu: Gpu, name: str) -> Contender:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 from itertools import pairwise
 from statistics import fmean, median
+from typing import Any
 
 import pytest
 
+from agentrt.lab.driver import drive
 from agentrt.lab.engine.step_time import StepWork
+from benchmarks import external
 from benchmarks.__main__ import call
 from benchmarks.cells import Cell, Measured
 from benchmarks.external import GPUS, GpuLoad, Jobs, cells, errors, figures, table, verdict
@@ -90,16 +93,36 @@ def test_a_cell_by_the_command(
     found = {cell["contender"]: cell["predicted"][0] for cell in json.loads(last)["cells"]}
     assert list(found) == [
         *("stock", "continuum-preview", "stock+offload-128gb", "stock+offload-16gb"),
-        *("stock+ample", "continuum", "default", "default+offload-128gb"),
+        *("stock+ample", "continuum", "default", "default+known", "default+offload-128gb"),
     ]
     assert found["stock"] == found["stock+ample"]
     assert found["continuum-preview"] == pytest.approx(found["stock"], rel=0.01)
     assert found["continuum"] == pytest.approx(found["stock"], rel=0.01)
-    assert found["default"] == pytest.approx(found["stock"], rel=0.02)
+    for name in ("default", "default+known"):
+        assert found[name] == pytest.approx(found["stock"], rel=0.02)
     # Nothing is loaded, but storing lengthens steps.
     for name in ("stock+offload-128gb", "stock+offload-16gb"):
         assert found["stock"] < found[name] < 1.05 * found["stock"]
     assert found["default"] < found["default+offload-128gb"] < 1.05 * found["default"]
+
+
+@pytest.mark.engine
+def test_a_scheduler_that_knows_the_type_has_learned_from_other_jobs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(agents, "JOBS", 2)
+    runs: list[tuple[bool, Any]] = []
+
+    def noted(engine: Any, jobs: Any) -> Any:
+        known = "usual" in engine.lanes[0].engine.scheduler.history.values()
+        runs.append((known, jobs))
+        return drive(engine, jobs)
+
+    monkeypatch.setattr(external, "drive", noted)
+    load = Jobs("H100", 10.0).load(0)
+    figures(load, "default+known")
+    assert load.earlier != load.programs
+    assert runs == [(False, load.earlier), (True, load.programs)]
 
 
 @pytest.mark.engine
