@@ -56,7 +56,7 @@ from agentrt.executors.vllm.calls import (
     refused,
 )
 from agentrt.executors.vllm.default_model import default_model
-from agentrt.executors.vllm.entrypoints.parsers import family_of
+from agentrt.executors.vllm.entrypoints.parsers import family_of, set_reasoning
 from agentrt.executors.vllm.lifetime import (
     check_on_hub,
     import_vllm,
@@ -298,8 +298,7 @@ class VLLMEngine(CoreClient):
 
         args, config = self._configured(on_gpu=torch.cuda.is_available())
         if not config.model_config.skip_tokenizer_init:
-            family = family_of(config, self.options.flags)
-            config.structured_outputs_config.reasoning_parser = family.reasoning_parser or ""
+            set_reasoning(config, family_of(config, self.options.flags))
         render_elsewhere(config)
         validate_once()
         self._logits = tuple(offer_processors(config).items())

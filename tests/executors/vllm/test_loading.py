@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,10 @@ from agentrt.errors import EngineStartError
 from agentrt.executors.vllm import lifetime
 from agentrt.executors.vllm.options import engine_args
 from tests.doubles.tinymodel import tiny_model
+
+
+TEMPLATE = "{% for tool in tools %}{{ tool }}{% endfor %}{{ '<tool_call><think>' }}"
+"""A chat template that shows tools, and after which Qwen3's parsers are picked."""
 
 
 class Slow(VLLMEngine):
@@ -52,13 +57,9 @@ class Refused(Exception):
     """An engine must not start here, since its configuration is looked at only."""
 
 
-def test_the_default_sizes_are_those_of_vllm_serve(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """vLLM chooses the tokens of a step and the batch slots by GPU and by who starts the engine."""
-    import torch
-    from vllm.engine.arg_utils import AsyncEngineArgs
-    from vllm.usage.usage_lib import UsageContext
+@pytest.fixture
+def configs(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The configurations with which engines would have started, and who would have started them."""
     from vllm.v1.engine.async_llm import AsyncLLM
 
     configs: list[Any] = []
@@ -67,10 +68,21 @@ def test_the_default_sizes_are_those_of_vllm_serve(
         configs.append((config, usage_context))
         raise Refused
 
+    monkeypatch.setattr(AsyncLLM, "from_vllm_config", look)
+    return configs
+
+
+def test_the_default_sizes_are_those_of_vllm_serve(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, configs: list[Any]
+) -> None:
+    """vLLM chooses the tokens of a step and the batch slots by GPU and by who starts the engine."""
+    import torch
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.usage.usage_lib import UsageContext
+
     tokens = {UsageContext.LLM_CLASS: 512, UsageContext.OPENAI_API_SERVER: 256}
     slots = {UsageContext.LLM_CLASS: 32, UsageContext.OPENAI_API_SERVER: 64}
     monkeypatch.setattr(AsyncEngineArgs, "get_batch_defaults", lambda *_: (tokens, slots))
-    monkeypatch.setattr(AsyncLLM, "from_vllm_config", look)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     model = str(tiny_model(tmp_path))
     with pytest.raises(EngineStartError):
@@ -82,7 +94,45 @@ def test_the_default_sizes_are_those_of_vllm_serve(
         assert (config.max_num_batched_tokens, config.max_num_seqs) == (256, 64)
 
 
-@pytest.mark.parametrize("config", ["{", "[]", '{"max_position_embeddings": "many"}'])
-def test_a_context_length_that_cannot_be_read_is_left_to_vllm(tmp_path: Path, config: str) -> None:
-    (tmp_path / "config.json").write_text(config, "utf-8")
-    assert engine_args(EngineOptions(), str(tmp_path), on_gpu=False).max_model_len == 4096
+END = {"reasoning_end_str": "That is enough.</think>"}
+
+
+@pytest.mark.parametrize(
+    ("flags", "theirs"),
+    [
+        (("--reasoning-parser", "qwen3"), {"reasoning_parser": "qwen3"}),
+        (("--chat-template", TEMPLATE), {"reasoning_parser": "qwen3"}),
+        (
+            ("--chat-template", TEMPLATE, "--reasoning-config", json.dumps(END)),
+            {"reasoning_parser": "qwen3", "reasoning_config": END},
+        ),
+        ((), {}),
+        (("--reasoning-parser", "openai_gptoss"), {}),  # it names no texts that begin and end
+    ],
+    ids=["named", "picked", "with an end", "none", "without texts"],
+)
+def test_thinking_is_limited_as_by_vllm_serve(
+    tmp_path: Path, configs: list[Any], flags: tuple[str, ...], theirs: dict[str, Any]
+) -> None:
+    """vLLM refuses a request with ``thinking_token_budget`` if the engine cannot limit thinking."""
+    from vllm.config import ReasoningConfig
+    from vllm.engine.arg_utils import AsyncEngineArgs
+
+    model = str(tiny_model(tmp_path))
+    with pytest.raises(EngineStartError):
+        VLLMEngine(EngineOptions(model, flags=flags))._load()
+    ours = configs[0][0].reasoning_config
+    if "reasoning_config" in theirs:
+        theirs = {**theirs, "reasoning_config": ReasoningConfig(**theirs["reasoning_config"])}
+    stock = AsyncEngineArgs(model=model, **theirs).create_engine_config().reasoning_config
+    assert _limits(ours) == _limits(stock)
+    assert (ours is not None) == bool(theirs)
+
+
+def _limits(config: Any) -> Any:
+    """The tokens that begin thinking, that end it at its limit, and with which it ends by itself."""
+    return config and (
+        config.reasoning_start_token_ids,
+        config.reasoning_end_token_ids,
+        config.natural_reasoning_end_token_ids,
+    )

@@ -5,6 +5,7 @@ that `families` picks.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from agentrt.errors import ConfigError
@@ -40,6 +41,29 @@ def _check(flag: str, name: str | None, known: Sequence[str]) -> None:
     if name is not None and name not in known:
         names = ", ".join(sorted(known))
         raise ConfigError(f"{flag}: unknown parser {name!r}; use none, or one of {names}")
+
+
+def set_reasoning(config: VllmConfig, family: Family) -> None:
+    """Configure an engine, before it starts, for the reasoning parser of ``family``, as vLLM does
+    for its option ``--reasoning-parser``: grammars begin after the reasoning, and
+    ``thinking_token_budget`` limits the reasoning.
+
+    vLLM refuses a budget if it does not know the texts between which the model reasons. They are
+    those of ``--reasoning-config``, or else those of the parser.
+    """
+    from vllm.config import ReasoningConfig
+
+    parser = family.reasoning_parser or ""
+    config.structured_outputs_config.reasoning_parser = parser
+    if not parser:
+        return
+    reasoning = replace(config.reasoning_config or ReasoningConfig(), reasoning_parser=parser)
+    try:
+        reasoning.initialize_token_ids(config.model_config)
+    except Exception:  # A parser may raise any error for a tokenizer that lacks its texts.
+        return
+    if reasoning.enabled:
+        config.reasoning_config = reasoning
 
 
 def set_parsers(args: Namespace, family: Family, flags: Sequence[str]) -> None:
