@@ -17,11 +17,13 @@ from typing import TYPE_CHECKING, Any
 
 from agentrt import tracking
 from agentrt.errors import (
+    AgentrtError,
     CallRejectedError,
     ConfigError,
     EngineDiedError,
     EngineError,
     EngineStartError,
+    ModelLoadError,
     text_of,
 )
 from agentrt.executors.base import (
@@ -56,6 +58,7 @@ from agentrt.executors.vllm.calls import (
     refused,
 )
 from agentrt.executors.vllm.default_model import default_model
+from agentrt.executors.vllm.entrypoints.families import Family
 from agentrt.executors.vllm.entrypoints.parsers import family_of, set_reasoning
 from agentrt.executors.vllm.lifetime import (
     check_on_hub,
@@ -298,7 +301,7 @@ class VLLMEngine(CoreClient):
 
         args, config = self._configured(on_gpu=torch.cuda.is_available())
         if not config.model_config.skip_tokenizer_init:
-            set_reasoning(config, family_of(config, self.options.flags))
+            set_reasoning(config, self._family(config))
         render_elsewhere(config)
         validate_once()
         self._logits = tuple(offer_processors(config).items())
@@ -315,10 +318,25 @@ class VLLMEngine(CoreClient):
                     disable_log_stats=True,
                 )
         except Exception as error:
-            text = f"the engine did not start with model {self.model!r}: {error}"
+            text = f"the engine did not start with model {self.model!r}: {_one_line(error)}"
             if not self.options.verbose:
                 text += "; EngineOptions(verbose=True), or --verbose, shows vLLM's own log"
             raise EngineStartError(text) from error
+
+    def _family(self, config: VllmConfig) -> Family:
+        """Return the model's parsers. Raises `ConfigError` for flags that name a wrong parser or
+        file, and `ModelLoadError` if the model's tokenizer cannot be loaded.
+        """
+        try:
+            return family_of(config, self.options.flags)
+        except AgentrtError:
+            raise
+        except Exception as error:
+            tokenizer = config.model_config.tokenizer
+            raise ModelLoadError(
+                f"the tokenizer {tokenizer!r} of model {self.model!r} cannot be loaded: "
+                f"{_one_line(error)} (--tokenizer after -- names another folder or hub name)"
+            ) from error
 
     def _configured(self, *, on_gpu: bool) -> tuple[AsyncEngineArgs, VllmConfig]:
         """Return vLLM's arguments and its configuration, with the default sizes of ``vllm serve``:
@@ -409,6 +427,8 @@ class VLLMEngine(CoreClient):
         try:
             async with asyncio.timeout(_SAVE_S):
                 await self._control("save")
+        except TimeoutError:
+            _LOG.warning("the engine core did not write its history within %g s", _SAVE_S)
         except Exception as error:
             _LOG.warning("the engine core did not write its history: %s", text_of(error))
 
@@ -715,6 +735,10 @@ def _dying(when: str) -> Iterator[None]:
 def last_line(error: Exception) -> str:
     """Return the last line of an error's text, since errors of workers include their traceback."""
     return (str(error).strip() or type(error).__name__).splitlines()[-1]
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(text_of(error).split())
 
 
 def _pooled(output: PoolingRequestOutput[Any]) -> Reply:

@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 
 from agentrt.engines import EngineOptions, VLLMEngine
-from agentrt.errors import EngineStartError
+from agentrt.errors import ConfigError, EngineStartError, ModelLoadError
 from agentrt.executors.vllm import lifetime
-from agentrt.executors.vllm.options import engine_args
+from agentrt.executors.vllm.entrypoints.models import open_frontend
+from tests.doubles.ports import reserved_port
+from tests.doubles.scripted_engine import ScriptedEngine
 from tests.doubles.tinymodel import tiny_model
-
 
 TEMPLATE = "{% for tool in tools %}{{ tool }}{% endfor %}{{ '<tool_call><think>' }}"
 """A chat template that shows tools, and after which Qwen3's parsers are picked."""
@@ -130,9 +131,43 @@ def test_thinking_is_limited_as_by_vllm_serve(
 
 
 def _limits(config: Any) -> Any:
-    """The tokens that begin thinking, that end it at its limit, and with which it ends by itself."""
+    """The tokens that begin thinking, that end it at its limit, and that end it by themselves."""
     return config and (
         config.reasoning_start_token_ids,
         config.reasoning_end_token_ids,
         config.natural_reasoning_end_token_ids,
     )
+
+
+BROKEN = 'raise OSError("no\\nlicence")'
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (("--chat-template", "none.jinja"), "--chat-template none.jinja: no such file"),
+        (("--chat-template", "latin.jinja"), "--chat-template latin.jinja: 'utf-8' codec"),
+        (("--tool-parser-plugin", "none.py"), "--tool-parser-plugin none.py: cannot be loaded"),
+        (("--reasoning-parser-plugin", "broken.py"), "cannot be loaded: OSError: no licence"),
+        (("--tokenizer", "/none"), "the tokenizer '/none' of model"),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_named_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: tuple[str, ...], says: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "latin.jinja").write_bytes(b"caf\xe9")
+    (tmp_path / "broken.py").write_text(BROKEN)
+    engine = VLLMEngine(EngineOptions(str(tiny_model(tmp_path / "tiny")), flags=flags))
+    with pytest.raises((ConfigError, ModelLoadError)) as refused:
+        engine._load()
+    assert says in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+async def test_a_tool_server_that_does_not_answer_is_named(tmp_path: Path) -> None:
+    address = f"127.0.0.1:{reserved_port()}"
+    engine = ScriptedEngine(lambda call: "", str(tiny_model(tmp_path)), ("--tool-server", address))
+    await engine.start(lambda message: None)
+    with pytest.raises(ConfigError, match=f"--tool-server {address}: .*start this server first"):
+        await open_frontend(engine)

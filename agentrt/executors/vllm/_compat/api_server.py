@@ -21,10 +21,12 @@ from collections.abc import (
 from dataclasses import dataclass
 from functools import wraps
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
 
+from agentrt.errors import ConfigError, text_of
 from agentrt.executors.chat_api import CALLER, FIELDS
 
 if TYPE_CHECKING:
@@ -366,13 +368,22 @@ def chat_template_of(config: Any, user_template: str | None) -> str | None:
     """Return the chat template of a model: ``user_template``, or else the template of its
     tokenizer; None if there is none.
 
-    ``user_template`` is a file or the template itself, as ``--chat-template`` takes it.
+    ``user_template`` is a file or the template itself, as ``--chat-template`` takes it. Raises
+    `ConfigError` for a file that cannot be read.
     """
+    from vllm.exceptions import VLLMError
     from vllm.renderers.chat_utils import load_chat_template
     from vllm.tokenizers.registry import cached_tokenizer_from_config
 
     if user_template is not None:
-        loaded: str | None = load_chat_template(user_template)
+        try:
+            loaded: str | None = load_chat_template(user_template)
+        except (VLLMError, UnicodeDecodeError) as error:
+            reason = getattr(error.__cause__, "strerror", None) or error
+            raise ConfigError(
+                f"--chat-template {user_template}: {str(reason).lower()}; name a text file with a "
+                "chat template, or give the template itself"
+            ) from error
         return loaded
     template = getattr(cached_tokenizer_from_config(config.model_config), "chat_template", None)
     if isinstance(template, dict):
@@ -390,14 +401,30 @@ def known_parsers() -> tuple[list[str], list[str]]:
 
 
 def load_plugins(flags: Mapping[str, Any]) -> None:
-    """Load the parser plug-ins that the user's flags name, as `vllm serve` does."""
-    from vllm.reasoning import ReasoningParserManager
-    from vllm.tool_parsers import ToolParserManager
+    """Load the parser plug-ins that the user's flags name, as `vllm serve` does.
 
-    if plugin := flags.get("tool_parser_plugin"):
-        ToolParserManager.import_tool_parser(plugin)
-    if plugin := flags.get("reasoning_parser_plugin"):
-        ReasoningParserManager.import_reasoning_parser(plugin)
+    vLLM only logs that a plug-in cannot be loaded. This function raises `ConfigError`.
+    """
+    for name in ("tool_parser_plugin", "reasoning_parser_plugin"):
+        if plugin := flags.get(name):
+            try:
+                _load_plugin(plugin)
+            except Exception as error:  # a plug-in may raise any error
+                reason = " ".join(text_of(error).split())
+                raise ConfigError(
+                    f"--{name.replace('_', '-')} {plugin}: cannot be loaded: "
+                    f"{type(error).__name__}: {reason}; name a Python file or an installed module"
+                ) from error
+
+
+def _load_plugin(plugin: str) -> None:
+    """Import a module by its name, or a Python file by its path."""
+    from vllm.utils.import_utils import import_from_path
+
+    try:
+        import_module(plugin)
+    except ModuleNotFoundError:
+        import_from_path(Path(plugin).stem, plugin)
 
 
 async def render_prompt(renderer: Any, model_config: Any, prompt: Any) -> Any:

@@ -73,7 +73,8 @@ def parse_flags(flags: Sequence[str]) -> Namespace:
     except ConfigError:
         raise
     except Exception as error:
-        raise ConfigError(f"vLLM's options: {error}") from error
+        reason = " ".join(str(error).split())  # the errors of a --config file have several lines
+        raise ConfigError(f"vLLM's options: {reason}") from error
 
 
 def check_flags(options: Mapping[str, Any]) -> None:

@@ -26,6 +26,8 @@ from agentrt.errors import (
     ConfigError,
     EngineError,
     NotServedError,
+    first_of,
+    text_of,
 )
 from agentrt.executors.base import Executor, FrontSetup
 from agentrt.executors.chat_api import (
@@ -224,6 +226,7 @@ class VLLMFrontend(Frontend):
         ``names`` are the names under which clients request the model; by default its own name.
         Raises `ConfigError` for flags that vLLM's front end refuses.
         """
+        args: Namespace | None = None
         try:
             args = front_args(setup, names)
             # Error messages contain this name, and must not show clients the model's folder.
@@ -245,8 +248,14 @@ class VLLMFrontend(Frontend):
             end_in_background(app.state)
             read_cut_off(app.state, client.model_config, renderer.get_tokenizer())
             leave_odd_schemas_out(app.state, setup.vllm_config, renderer.get_tokenizer())
-        except (TypeError, ValueError, KeyError, OSError) as error:
+        except (TypeError, ValueError, KeyError, OSError, VLLMError) as error:
             text = f"vLLM's front end for model {setup.model!r} refuses its options: {error}"
+            raise ConfigError(text) from error
+        except Exception as error:  # vLLM's client of a tool server has errors of its own
+            if args is None or not args.tool_server:
+                raise
+            reason = " ".join(text_of(first_of(error)).split()) or type(error).__name__
+            text = f"--tool-server {args.tool_server}: {reason}; start this server first"
             raise ConfigError(text) from error
         return cls(setup, args, app, renderer, reminders=reminders)
 
