@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import importlib.util
 import inspect
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -43,6 +44,9 @@ class LoadedGraph:
 LoadedTarget = Program | LoadedGraph
 
 _EXAMPLE = "put @program above an 'async def main(ctx)', or compile a LangGraph graph"
+_MODEL_FILE = "config.json"
+_HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
+"""A model's name on the Hugging Face hub."""
 _NAMED = 5
 """Number of a folder's files that an error lists if no file has a similar name."""
 
@@ -126,6 +130,10 @@ def split_target(target: str) -> tuple[Path, str | None]:
         raise ProgramLoadError(f"{path}: no such file; {_suggestion(path)}")
     if path.is_dir():
         if not (path / project.FILE).is_file():
+            if (path / _MODEL_FILE).is_file():
+                raise ProgramLoadError(
+                    f"{path} is the folder of a model, not of a program; use --model {path}"
+                )
             raise ProgramLoadError(
                 f"{path} is a folder without a {project.FILE}; name a Python file in it"
             )
@@ -145,7 +153,10 @@ def _suggestion(path: Path) -> str:
     """Return a hint for the message that the file ``path`` does not exist."""
     folder = path.parent
     if not folder.is_dir():
-        return f"the folder {str(folder)!r} does not exist in {Path.cwd()}"
+        missing = f"the folder {str(folder)!r} does not exist in {Path.cwd()}"
+        if _HUB_NAME.fullmatch(str(path)) and path.suffix not in (".py", ".json"):
+            missing += f"; a model is named by --model {path}"
+        return missing
     files = sorted(file.name for file in folder.glob("*.py"))
     deeper = sorted(folder.glob(f"*/{escape(path.name)}"))
     alike = get_close_matches(path.name, files, n=1, cutoff=0.7)

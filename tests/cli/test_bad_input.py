@@ -69,6 +69,8 @@ def test_program_file(
         ("**.py", ["**.py: no such file", "latin.py"]),
         ("nowhere/p.py", ["p.py: no such file", "folder 'nowhere'"]),
         (".", ["a folder without a langgraph.json", "name a Python file"]),
+        ("model", ["model is the folder of a model", "use --model model"]),
+        ("Qwen/Qwen2.5-7B", ["no such file", "a model is named by --model Qwen/Qwen2.5-7B"]),
         ("notes.txt", ["notes.txt", "Python file", ".py"]),
         ("prod.json", ["prod.json", "'graphs'", "agent.py:graph"]),
         ("latin.py", ["latin.py", "syntax error", "utf-8"]),
@@ -87,6 +89,8 @@ def test_target(
     (tmp_path / "empty").mkdir()
     (tmp_path / "deep").mkdir()
     (tmp_path / "deep" / "inner.py").write_text(GOOD)
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text("{}")
     refused("run", target, says=words)
 
 
