@@ -267,7 +267,7 @@ def engine_options(
         verbose=options["verbose"],
         replicas=options["replicas"],
         metrics=metrics,
-        served_model_name=options.get("served_model_name"),
+        served_model_name=next(iter(options.get("names", ())), None),
         host_memory=options["host_memory"],
     )
 

@@ -75,10 +75,12 @@ _server, _tenants, _events = Options("Server"), Options("Tenants"), Options("Eve
     "--ssl-keyfile",
     "PEM file of the certificate's private key.  [default: the file of --ssl-certfile]",
 )
-@_server.text(
+@_server.several(
     "--served-model-name",
+    "names",
     "NAME",
-    "Name by which clients call the model.  [default: the model's own name]",
+    "Name by which clients call the model. May be repeated: answers have the first name.  "
+    "[default: the model's own name]",
 )
 @_server.flag(
     "--strict-requests",

@@ -81,7 +81,7 @@ class ServeJob:
     projects: Sequence[Path] = ()
     seed: int = 0
     traces: str | None = None
-    name: str | None = None
+    names: Sequence[str] = ()
     key_file: Path | None = None
     isolate: bool = False
     strict: bool = False
@@ -133,7 +133,7 @@ def read_job(targets: tuple[str, ...], flags: tuple[str, ...], options: dict[str
         projects=projects,
         seed=options["seed"],
         traces=read_traces(options["traces"], flags),
-        name=options["served_model_name"],
+        names=options["names"],
         key_file=options["api_key_file"],
         database=options["database"],
         isolate=options["isolate_cache"],
@@ -272,7 +272,7 @@ class Serving:
                 tools=job.tools.transports(say),
                 events=job.tools.events(),
                 seed=job.seed,
-                model_names=() if job.name is None else (job.name,),
+                model_names=job.names,
                 journal=journal,
                 reminders=job.reminders,
             )

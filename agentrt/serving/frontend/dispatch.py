@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
@@ -106,6 +107,8 @@ class Front(Protocol):
 
     @property
     def max_model_len(self) -> int: ...
+
+    def served_as(self, model: str | None) -> str: ...
 
     def profile(self, model: str | None = None) -> FrontProfile: ...
 
@@ -400,6 +403,10 @@ class FrontendApp:
             return self._fronts[0]
         for front in self._fronts:
             if model in front.names:
+                return front
+        for front in self._fronts:  # a name that `/v1/models` does not list
+            with contextlib.suppress(NotServedError):
+                front.served_as(model)
                 return front
         names = ", ".join(name for front in self._fronts for name in front.names)
         raise NotServedError(f"this server does not serve model {model!r}; it serves {names}")

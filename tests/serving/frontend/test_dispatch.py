@@ -15,6 +15,7 @@ from anthropic.types import ModelInfo
 from fastapi import FastAPI, Form, Request
 
 from agentrt import Runtime
+from agentrt.errors import NotServedError
 from agentrt.executors.chat_api import FrontProfile
 from agentrt.serving.frontend.dispatch import FrontendApp, fronts_of
 from agentrt.serving.frontend.responses import CURRENT_REQUEST
@@ -50,6 +51,11 @@ class Front:
 
     def profile(self, model: str | None = None) -> FrontProfile:
         return FrontProfile(self.names[0])
+
+    def served_as(self, model: str | None) -> str:
+        if model not in (None, *self.names, f"/var/models/{self.names[0]}"):
+            raise NotServedError(f"not served: {model}")
+        return self.names[0]
 
     @classmethod
     def of(cls, *names: str) -> Front:
@@ -104,6 +110,7 @@ async def test_a_request_goes_to_the_front_end_of_its_model() -> None:
                 ("small", "small"),
                 ("big", "big"),
                 ("big-adapter", "big"),
+                ("/var/models/small", "small"),
                 (None, "big"),
             ):
                 body = {"model": model, "messages": [{"role": "user", "content": "x" * 70_000}]}

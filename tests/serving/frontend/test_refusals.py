@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from fastapi import FastAPI
 
 from agentrt.errors import EngineDiedError
+from agentrt.executors.vllm.entrypoints.models import open_frontend
 from agentrt.request import Call
 from agentrt.serving.error_responses import ApiError
 from agentrt.serving.frontend.bounds import (
@@ -182,6 +184,35 @@ async def test_each_model_of_a_strict_server_knows_its_own_fields(
             refused = await local.client.post(path, json={**ask(path, "hi"), "top_kk": 5})
             assert refused.status_code == 400
             assert error_of(path, refused)["message"].startswith("top_kk: unknown field")
+
+
+async def test_a_model_without_names_is_called_as_the_command_called_it_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Clients of `vllm serve FOLDER` name the folder."""
+    opened: list[Any] = []
+
+    async def unnamed(*args: Any, **options: Any) -> tuple[Any, Any]:
+        engine, _ = await engine_and_fronts(*args, **options)
+        first = replace(engine, front=None)
+        opened.append(await open_frontend(first))
+        opened.append(await open_frontend(first, (MODEL, "again")))
+        return engine, opened
+
+    monkeypatch.setattr("tests.serving.local.engine_and_fronts", unnamed)
+    async with open_server() as local:
+        for path in APIS:
+            for model in (local.engine.model, local.engine.model.rpartition("/")[2]):
+                answer = await local.client.post(path, json={**ask(path, "hi"), "model": model})
+                assert answer.status_code == 200, answer.text
+                assert answer.json()["model"] == local.engine.model.rpartition("/")[2]
+        listed = (await local.client.get("/v1/models")).json()["data"]
+        own_name = local.engine.model.rpartition("/")[2]
+        assert [card["id"] for card in listed] == [own_name, MODEL, "again"]
+        answer = await local.chat("hi", model="again")
+        assert answer["model"] == MODEL
+    for front in opened:
+        await front.close()
 
 
 async def test_strict_servers_name_the_field_that_they_do_not_know() -> None:

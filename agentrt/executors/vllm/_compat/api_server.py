@@ -201,6 +201,16 @@ def _is_no_refusal(record: logging.LogRecord) -> bool:
     return not isinstance(error, Exception) or create_error_response(error).error.code >= 500
 
 
+def accept_name(state: Any, name: str) -> None:
+    """Let requests call the model by ``name``, too, which is not among the names of `/v1/models`.
+
+    ``state`` is the state of vLLM's application.
+    """
+    registry = state.openai_serving_models.registry
+    is_base_model = registry.is_base_model
+    registry.is_base_model = lambda model_name: model_name == name or is_base_model(model_name)
+
+
 # -- the Messages API ------------------------------------------------------------------------
 
 

@@ -43,6 +43,7 @@ from agentrt.executors.chat_api import (
 from agentrt.executors.info import display_name, is_model, not_served
 from agentrt.executors.vllm._compat.api_server import (
     RenderedChat,
+    accept_name,
     beam_outputs,
     end_in_background,
     format_stream,
@@ -223,8 +224,9 @@ class VLLMFrontend(Frontend):
     ) -> VLLMFrontend:
         """Open a front end whose calls run on ``executor``.
 
-        ``names`` are the names under which clients request the model; by default its own name.
-        Raises `ConfigError` for flags that vLLM's front end refuses.
+        ``names`` are the names under which clients request the model; by default its own name, and
+        the text that named it when the engine started, such as a folder. Clients of `vllm serve`
+        use this text. Raises `ConfigError` for flags that vLLM's front end refuses.
         """
         args: Namespace | None = None
         try:
@@ -245,6 +247,8 @@ class VLLMFrontend(Frontend):
                 app = await make_app(client, args, setup.tasks)
             if reminders:
                 keep_system_messages(app.state)
+            if not names:
+                accept_name(app.state, setup.model)
             end_in_background(app.state)
             read_cut_off(app.state, client.model_config, renderer.get_tokenizer())
             leave_odd_schemas_out(app.state, setup.vllm_config, renderer.get_tokenizer())
