@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from agentrt.serving.listen import Certificate
 
 _VLLM_KEY = "VLLM_API_KEY"
-"""The variable in which 'vllm serve' finds its API key."""
+"""The variable that has the API key of 'vllm serve'."""
 _EPILOG = """\b
 Examples:
   agentrt serve
@@ -151,7 +151,7 @@ _server, _tenants, _events = Options("Server"), Options("Tenants"), Options("Eve
 @_tenants.file(
     "--api-key-file",
     "File of API keys, which 'agentrt keys new' creates. With it, requests need a key, and tenants "
-    "share the engine fairly.  [default: no keys]",
+    "share the engine fairly.  [default: the key in VLLM_API_KEY for all clients, or no keys]",
 )
 @_tenants.flag(
     "--submit",
@@ -255,7 +255,7 @@ def serve(targets: tuple[str, ...], engine_flags: tuple[str, ...], **options: An
     from agentrt.serving.listen import Listener
 
     check_kind(options["kind"], click.get_current_context(), engine_flags)
-    _check_key(options)
+    options["api_key"] = _environment_key(options["api_key_file"])
     job, fleet = read_job(targets, engine_flags, options), read_fleet(options)
     listener = Listener(options["host"], options["port"], _certificate(options))
     try:
@@ -264,18 +264,20 @@ def serve(targets: tuple[str, ...], engine_flags: tuple[str, ...], **options: An
         listener.close()
 
 
-def _check_key(options: dict[str, Any]) -> None:
-    """Raise `UsageError` if the environment has a key for 'vllm serve', and the server would need
-    no key.
+def _environment_key(key_file: Path | None) -> str | None:
+    """Return the key of the environment that clients need, as under 'vllm serve'; None if there is
+    none, or if the server has a file of keys.
+
+    Raises `UsageError` for a key that has no characters, which no client could send.
     """
     from agentrt.errors import UsageError
 
-    if options["api_key_file"] is None and os.environ.get(_VLLM_KEY):
-        raise UsageError(
-            f"{_VLLM_KEY} is set, but agentrt serve reads its API keys from a file only; make a "
-            "key with 'agentrt keys new TENANT --file FILE' and add --api-key-file FILE, or unset "
-            "the variable to serve without keys"
-        )
+    value = os.environ.get(_VLLM_KEY)
+    if not value or key_file is not None:
+        return None
+    if not value.strip():
+        raise UsageError(f"{_VLLM_KEY} is blank; set it to a key, or unset it")
+    return value.strip()
 
 
 def _certificate(options: dict[str, Any]) -> Certificate | None:

@@ -39,9 +39,10 @@ from agentrt.serving.frontend.dispatch import Front, FrontendApp, fronts_of
 from agentrt.serving.langgraph.database.connections import Address, reserved
 from agentrt.serving.lifetimes import Lifetimes, read_lifetimes
 from agentrt.serving.listen import Listener, StartingApp
+from agentrt.serving.middleware import DEFAULT_TENANT
 from agentrt.serving.origins import Origins, read_cors, read_hosts, read_origins
 from agentrt.serving.server import Api, Bounds, Served, ServedGraph, ServedProgram, Server
-from agentrt.serving.tenants import KeyRing, Limits, Tenants
+from agentrt.serving.tenants import KeyRing, Limits, SingleKey, Tenants
 from agentrt.serving.tenants.admission import AdmissionController
 from agentrt.serving.triggers import Trigger, program_of
 from agentrt.serving.triggers import api_with as triggers_api
@@ -71,8 +72,8 @@ _FOLDER = "serve"
 
 @dataclass(frozen=True, slots=True)
 class ServeJob:
-    """The options of an `agentrt serve`. ``drain_s`` limits how long a stop waits for running
-    requests, in seconds.
+    """The options of an `agentrt serve`. ``key`` is the key of all clients, if there is no
+    ``key_file``. ``drain_s`` limits how long a stop waits for running requests, in seconds.
     """
 
     engine: EngineOptions
@@ -83,6 +84,7 @@ class ServeJob:
     traces: str | None = None
     names: Sequence[str] = ()
     key_file: Path | None = None
+    key: str | None = None
     isolate: bool = False
     strict: bool = False
     reminders: bool = True
@@ -135,6 +137,7 @@ def read_job(targets: tuple[str, ...], flags: tuple[str, ...], options: dict[str
         traces=read_traces(options["traces"], flags),
         names=options["names"],
         key_file=options["api_key_file"],
+        key=options["api_key"],
         database=options["database"],
         isolate=options["isolate_cache"],
         strict=options["strict_requests"],
@@ -197,9 +200,12 @@ def default_database(working_folder: Path | None = None) -> str:
 
 def serve_job(job: ServeJob, fleet: Fleet, listener: Listener) -> int:
     """Serve until a signal ends the server, then raise `StoppedError`."""
-    drain, keys = Drain(*SIGNALS), None
+    drain = Drain(*SIGNALS)
+    keys: KeyRing | SingleKey | None = None
     if job.key_file is not None:
         keys = KeyRing(job.key_file, job.limits, notice=say)
+    elif job.key is not None:
+        keys = SingleKey(job.key, DEFAULT_TENANT)
     with opened_output(verbose=job.engine.verbose) as (log, screen, last_words):
         serving = Serving(job, listener, keys, drain, screen, log)
         executor = make_executor(job.engine, fleet, screen.announce, restarts=True)
@@ -232,7 +238,7 @@ class Serving:
 
     job: ServeJob
     listener: Listener
-    keys: KeyRing | None
+    keys: KeyRing | SingleKey | None
     drain: Drain
     screen: Screen
     log: EngineLog
@@ -252,7 +258,7 @@ class Serving:
             executor,
             tenants,
             policy=policy_class(job.engine.scheduler.policy),
-            is_shared=keys is not None,
+            is_shared=job.key_file is not None,
             isolate=job.isolate,
         )
         apis = [*load_apis(job.projects), triggers_api(job.triggers, say)]

@@ -73,15 +73,24 @@ def test_bad_usage_is_one_line(
     assert says in lines[0]
 
 
-def test_a_key_for_vllm_that_would_not_be_needed_is_told(
+def test_a_key_of_the_environment_without_characters_is_refused(
     invoke: Invoke, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("VLLM_API_KEY", "secret")
+    monkeypatch.setenv("VLLM_API_KEY", " \n")
     assert invoke("serve", "--port", "0") == 2
-    error = capsys.readouterr().err
-    assert error.startswith("error: VLLM_API_KEY is set, but ")
-    assert "--api-key-file FILE" in error
-    assert "secret" not in error
+    assert capsys.readouterr().err.startswith("error: VLLM_API_KEY is blank")
+
+
+def test_the_key_of_the_environment_is_needed(
+    write: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VLLM_API_KEY", "sk-mine")
+    with running(write(TWO)) as (_, url):
+        assert httpx.get(f"{url}/health", timeout=WAIT_S).status_code == 200
+        assert httpx.get(f"{url}/v1/programs", timeout=WAIT_S).status_code == 401
+        key = {"authorization": "Bearer sk-mine"}
+        answer = httpx.get(f"{url}/v1/programs", headers=key, timeout=WAIT_S)
+        assert answer.status_code == 200
 
 
 def test_a_port_in_use_is_told_before_any_engine_starts(

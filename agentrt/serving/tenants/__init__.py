@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from agentrt.serving.tenants.keys import KeyRing, new_key
+from agentrt.serving.tenants.keys import KeyRing, SingleKey, new_key
 from agentrt.serving.tenants.limits import BusyError, Limits, Tenants
 
-__all__ = ["BusyError", "KeyRing", "Limits", "Tenants", "new_key"]
+__all__ = ["BusyError", "KeyRing", "Limits", "SingleKey", "Tenants", "new_key"]

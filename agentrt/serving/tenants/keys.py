@@ -1,4 +1,5 @@
-"""API keys in a file. For each tenant, the file has the hashes of the tenant's keys, and limits.
+"""API keys in a file, which has the hashes of each tenant's keys, and the tenant's limits; or a
+single key from the environment.
 
 A key has the form ``agentrt_ID_SECRET``. The secret has 256 random bits, so that nobody can find it
 from its salted SHA-256 by trying all values; a slow hash would make each request slower without a
@@ -17,6 +18,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
@@ -137,6 +139,30 @@ class KeyRing:
             key.id: (name, key) for name, tenant in tenants.items() for key in tenant.keys
         }
         self._tenants = tenants
+
+
+class SingleKey:
+    """A key that the environment has, as `vllm serve` reads it from ``VLLM_API_KEY``.
+
+    All clients have this key, so they are one tenant, which operates the server.
+    """
+
+    limits: Mapping[str, Limits] = MappingProxyType({})
+
+    def __init__(self, key: str, tenant: str) -> None:
+        if not key:
+            raise ConfigError("an API key must not be empty")
+        self._key = key.encode("utf-8", "surrogatepass")
+        self._tenant = tenant
+
+    def tenant_of(self, key: str) -> str | None:
+        """Return the tenant of the key; None for another key."""
+        is_right = hmac.compare_digest(key.encode("utf-8", "surrogatepass"), self._key)
+        return self._tenant if is_right else None
+
+    def is_operator(self, tenant: str) -> bool:
+        """Return True: there is only one tenant."""
+        return True
 
 
 def new_key(path: Path, tenant: str) -> str:

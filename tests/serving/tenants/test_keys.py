@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from agentrt.errors import ConfigError
-from agentrt.serving.tenants import KeyRing, Limits, new_key
+from agentrt.serving.tenants import KeyRing, Limits, SingleKey, new_key
 from tests.doubles.forked_python import forked_python
 from tests.serving.local import MODEL, open_server
 from tests.serving.tenants.test_limits import Clock
@@ -207,6 +207,25 @@ async def test_a_tenant_is_its_key_and_sees_its_own_only(path: Path) -> None:
         mine = (await local.client.get(at, headers=as_a)).json()
         assert mine["calls"] == 0  # B's call was of a program of B's, of the same name
         assert sorted(row.tenant for row in local.runtime.table) == ["a", "b"]
+
+
+async def test_the_key_of_the_environment_is_that_of_all_clients() -> None:
+    keys = SingleKey("sk-mine", "default")
+    async with open_server(keys=keys) as local:
+        chat = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}]}
+        for header, status in (
+            ({}, 401),
+            ({"authorization": "Bearer sk-other"}, 401),
+            ({"x-agentrt-tenant": "default"}, 401),
+            ({"authorization": "Bearer sk-mine", "x-agentrt-tenant": "other"}, 200),
+            ({"x-api-key": "sk-mine"}, 200),
+        ):
+            answer = await local.client.post("/v1/chat/completions", json=chat, headers=header)
+            assert answer.status_code == status
+        assert {row.tenant for row in local.runtime.table} == {"default"}
+    assert keys.is_operator("default")
+    with pytest.raises(ConfigError):
+        SingleKey("", "default")
 
 
 async def test_a_salt_for_each_tenant() -> None:
