@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from dataclasses import replace
 from types import SimpleNamespace
@@ -213,6 +214,19 @@ async def test_a_model_without_names_is_called_as_the_command_called_it_too(
         assert answer["model"] == MODEL
     for front in opened:
         await front.close()
+
+
+@pytest.mark.parametrize("backend", ["guidance", "outlines", "lm-format-enforcer", "xgrammar"])
+async def test_tools_are_answered_with_every_grammar_library(backend: str) -> None:
+    """Not each of them can constrain the calls of tools that need not be strict."""
+    library = ("--structured-outputs-config", json.dumps({"backend": backend}))
+    async with open_server(flags=(*library, "--tool-call-parser", "hermes")) as local:
+        schema = {"type": "object", "properties": {"city": {"type": "string"}}}
+        tool = {"type": "function", "function": {"name": "weather", "parameters": schema}}
+        answer = await local.chat("hi", tools=[tool])
+        assert answer["choices"][0]["message"]["content"]
+        (call,) = local.engine.calls
+        assert (call.spec.rendered.params.structured_outputs is None) == (backend != "xgrammar")
 
 
 async def test_strict_servers_name_the_field_that_they_do_not_know() -> None:

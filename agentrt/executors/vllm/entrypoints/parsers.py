@@ -19,6 +19,12 @@ if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
 
+_CONSTRAIN_CALLS = ("auto", "xgrammar")
+"""The values of vLLM's structured-outputs option ``backend`` with which the calls of tools can be
+constrained. The other libraries do not know the structural tags of vLLM's tool parsers.
+"""
+
+
 def family_of(config: VllmConfig, flags: Sequence[str]) -> Family:
     """Return the parsers of a model, given the user's ``flags`` of `vllm serve`.
 
@@ -69,12 +75,14 @@ def set_reasoning(config: VllmConfig, family: Family) -> None:
 def set_parsers(args: Namespace, family: Family, flags: Sequence[str]) -> None:
     """Set a front end's options to the parsers of ``family``.
 
-    Tool calls must obey their parameters' schemas, unless ``flags`` set another strictness.
+    Tool calls must obey their parameters' schemas, unless ``flags`` set another strictness, or a
+    grammar library that refuses the constraints of tool calls.
     """
     args.tool_call_parser = family.tool_parser
     args.enable_auto_tool_choice = family.tool_parser is not None
     args.structured_outputs_config.reasoning_parser = family.reasoning_parser or ""
-    if "tool_strict_level" not in given_flags(flags):
+    backend = args.structured_outputs_config.backend
+    if "tool_strict_level" not in given_flags(flags) and backend.startswith(_CONSTRAIN_CALLS):
         args.tool_strict_level = "parameter"
     if family.tool_parser == TOOL_FORM:
         args.exclude_tools_when_tool_choice_none = True
