@@ -58,7 +58,7 @@ from agentrt.serving.server import Server
 from agentrt.serving.sockets import no_socket
 
 _CLIENTS = (
-    *("/v1/", "/v2/", "/inference/v1/generate", "/generative_scoring", "/version"),
+    *("/v1/", "/v2/", "/inference/v1/generate", "/generative_scoring", "/version", "/load"),
     *("/tokenize", "/detokenize", "/tokenizer_info"),
     *("/pooling", "/classify", "/score", "/rerank"),
 )
@@ -75,6 +75,7 @@ _NO_CALLS = (
 )
 _JSON = b"application/json"
 _MODELS = "/v1/models"
+_LOAD = "/load"
 _OF_RESPONSES = f"{RESPONSES}/"
 _AFTER = "starting_after"
 _LONGEST_NUMBER = 9
@@ -227,6 +228,11 @@ class FrontendApp:
         if lists and request.method == "GET":
             response = JSONResponse(await self._models(path.removeprefix(_MODELS).strip("/")))
             await response(request.scope, request.receive, send)
+            return
+        if path == _LOAD and request.method == "GET" and self._fronts:
+            # vLLM counts only with --enable-server-load-tracking.
+            load = sum(front.app.state.server_load_metrics for front in self._fronts)
+            await JSONResponse({"server_load": load})(request.scope, request.receive, send)
             return
         read = await body_of(request, receive)
         body = (read.body or b"") if request.method == "POST" else b""

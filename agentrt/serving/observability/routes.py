@@ -16,6 +16,7 @@ from typing import Annotated, Any, TypeVar
 
 from fastapi import APIRouter, HTTPException, Query, Request, Response
 from fastapi.responses import JSONResponse
+from prometheus_client import REGISTRY
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 from sse_starlette import EventSourceResponse, ServerSentEvent
 from starlette.types import Receive, Scope, Send
@@ -144,6 +145,8 @@ class Observability:
             metrics = [*now, *(counted if tenant is None else of_tenant(counted, tenant))]
         if tenant is None:
             metrics += await self._server.runtime.executor.metrics()
+            # Metrics of this process, of vLLM's parsers, and of the programs' own code.
+            metrics += [metric for metric in REGISTRY.collect() if metric.samples]
         text = generate_latest(Collected(metrics))
         return Response(text, media_type=CONTENT_TYPE_PLAIN_0_0_4)
 

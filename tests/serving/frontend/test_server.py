@@ -14,7 +14,7 @@ from prometheus_client import REGISTRY
 from agentrt.request import Call
 from agentrt.serving.frontend.conversations import CHAT, COMPLETIONS, MESSAGES, RESPONSES
 from tests.serving.frontend.test_identity import ask
-from tests.serving.local import open_server
+from tests.serving.local import Held, LocalServer, open_server
 
 pytestmark = pytest.mark.engine
 
@@ -54,6 +54,22 @@ async def test_keys_and_request_ids_are_those_of_this_server_only(
         answer = await local.client.post(CHAT, json=ask(CHAT, "hi"))
         assert answer.status_code == 200
         assert len(answer.headers.get_list("x-request-id")) == 1
+
+
+async def test_the_load_is_the_number_of_requests_in_flight() -> None:
+    async def load(local: LocalServer) -> object:
+        answer = await local.client.get("/load")
+        return answer.json()
+
+    async with open_server(kind=Held, flags=("--enable-server-load-tracking",)) as local:
+        assert await load(local) == {"server_load": 0}
+        async with asyncio.TaskGroup() as group:
+            group.create_task(local.chat("hi"))
+            await local.engine.began.wait()
+            assert await load(local) == {"server_load": 1}
+            local.engine.go.set()
+        while await load(local) != {"server_load": 0}:  # vLLM counts down after the answer is sent
+            pass
 
 
 async def test_vllm_collects_no_request_metrics() -> None:
