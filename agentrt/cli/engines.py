@@ -252,6 +252,10 @@ def engine_options(
         scheduler = replace(scheduler, history=history)
     if options["traces"] is not None and options.get("kind", "vllm") == "vllm":
         flags = (*flags, f"{FLAG}={options['traces']}")
+    if not options["verbose"] and any(map(_logs_requests, flags)):
+        raise UsageError(
+            "--enable-log-requests after --: vLLM's log is not shown; add --verbose before the --"
+        )
     model = options["model"]
     if model is not None:
         if not model.strip():
@@ -270,6 +274,10 @@ def engine_options(
         served_model_name=next(iter(options.get("names", ())), None),
         host_memory=options["host_memory"],
     )
+
+
+def _logs_requests(flag: str) -> bool:
+    return flag.replace("_", "-") == "--enable-log-requests"
 
 
 def _checked_history(path: Path, scheduler: SchedulerConfig, options: dict[str, Any]) -> str:

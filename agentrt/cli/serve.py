@@ -234,7 +234,7 @@ _server, _tenants, _events = Options("Server"), Options("Tenants"), Options("Eve
 @host_memory_option
 @fleet_options
 @traces_option
-@output.flag("--verbose", "Show vLLM's own log on stderr.")
+@output.flag("--verbose", "Show vLLM's own log, and a line for each request, on stderr.")
 def serve(targets: tuple[str, ...], engine_flags: tuple[str, ...], **options: Any) -> int:
     """Serve the programs and graphs in the files, and the model, over HTTP.
 

@@ -9,7 +9,7 @@ import gc
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AbstractContextManager, AsyncExitStack, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -38,7 +38,7 @@ from agentrt.serving.app import load_apis, opened_app
 from agentrt.serving.frontend.dispatch import Front, FrontendApp, fronts_of
 from agentrt.serving.langgraph.database.connections import Address, reserved
 from agentrt.serving.lifetimes import Lifetimes, read_lifetimes
-from agentrt.serving.listen import Listener, StartingApp
+from agentrt.serving.listen import Listener, StartingApp, logged_requests
 from agentrt.serving.middleware import DEFAULT_TENANT
 from agentrt.serving.origins import Origins, read_cors, read_hosts, read_origins
 from agentrt.serving.server import Api, Bounds, Served, ServedGraph, ServedProgram, Server
@@ -328,9 +328,20 @@ class Serving:
                     opened_app(server, apis, front) as app,
                     job.tools.asking(server.questions),
                 ):
-                    await self._serve(server, self._traced(app), fronts, http)
+                    with self._logged(fronts):
+                        await self._serve(server, self._traced(app), fronts, http)
         finally:
             await runtime.close()
+
+    def _logged(self, fronts: Sequence[Front]) -> AbstractContextManager[None]:
+        """Return a context in which each request is a line on stderr, as under 'vllm serve', if the
+        command has ``--verbose`` and vLLM's flags do not turn these lines off.
+        """
+        flags = fronts[0].args if fronts else None
+        if not self.job.engine.verbose or getattr(flags, "disable_uvicorn_access_log", False):
+            return nullcontext()
+        hidden = getattr(flags, "disable_access_log_for_endpoints", None) or ""
+        return logged_requests(say, {path.strip() for path in hidden.split(",")})
 
     def _traced(self, app: ASGIApp) -> ASGIApp:
         if self.job.traces is None:

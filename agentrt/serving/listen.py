@@ -16,10 +16,10 @@ import logging
 import resource
 import socket
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import uvicorn
 from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
@@ -171,6 +171,34 @@ class Listener:
     def close(self) -> None:
         """Free the port. Idempotent."""
         self._socket.close()
+
+
+@contextlib.contextmanager
+def logged_requests(write: Callable[[str], None], hidden: Collection[str] = ()) -> Iterator[None]:
+    """During the ``with`` block, call ``write`` with a line for each answered request on a new
+    connection, except for requests at the ``hidden`` paths.
+    """
+    logger = logging.getLogger("uvicorn.access")
+    handler = _AccessHandler(write, hidden)
+    level = logger.level
+    logger.setLevel(logging.INFO)
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
+
+
+class _AccessHandler(logging.Handler):
+    def __init__(self, write: Callable[[str], None], hidden: Collection[str]) -> None:
+        super().__init__()
+        self._write, self._hidden = write, hidden
+
+    def emit(self, record: logging.LogRecord) -> None:
+        client, method, path, version, status = cast("tuple[Any, ...]", record.args)
+        if path.partition("?")[0] not in self._hidden:
+            self._write(f'{client} - "{method} {path} HTTP/{version}" {status}')
 
 
 def _is_a_fault(record: logging.LogRecord) -> bool:

@@ -60,6 +60,7 @@ pytestmark = pytest.mark.usefixtures("clean_imports")
         (("--ssl-keyfile", "key.pem"), "--ssl-certfile"),
         (("--ssl-certfile", "no.pem"), "--ssl-certfile no.pem: no such file"),
         (("--speed", "5"), "options of vLLM go after --"),
+        (("--", "--enable_log_requests"), "add --verbose before the --"),
         (("--model", "./none"), "no such folder"),
     ],
 )
@@ -91,6 +92,12 @@ def test_the_key_of_the_environment_is_needed(
         key = {"authorization": "Bearer sk-mine"}
         answer = httpx.get(f"{url}/v1/programs", headers=key, timeout=WAIT_S)
         assert answer.status_code == 200
+
+
+def test_each_request_is_a_line_of_a_verbose_server(write: Write) -> None:
+    with running(write(TWO), "--verbose") as (one, url):
+        assert httpx.get(f"{url}/v1/nothing?a=b", timeout=WAIT_S).status_code == 404
+        one.until(r'127\.0\.0\.1:\d+ - "GET /v1/nothing\?a=b HTTP/1\.1" 404$')
 
 
 def test_a_port_in_use_is_told_before_any_engine_starts(

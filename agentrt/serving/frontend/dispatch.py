@@ -404,7 +404,8 @@ class FrontendApp:
             kept = self._store.get(tenant, path.removeprefix(_OF_RESPONSES).partition("/")[0])
             model = None if kept is None else kept.model
         if not self._fronts:
-            raise HTTPException(404, "this server's engine has no HTTP API; use --engine vllm")
+            why = "use --engine vllm, without --skip-tokenizer-init"
+            raise HTTPException(404, f"this server's engine has no HTTP API; {why}")
         if not model or len(self._fronts) == 1:
             return self._fronts[0]
         for front in self._fronts:
