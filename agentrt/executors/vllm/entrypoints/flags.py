@@ -95,15 +95,11 @@ def check_flags(options: Mapping[str, Any]) -> None:
                 "the options after '--' may not name a model; name the model before the '--', with "
                 "--model"
             )
-        if name == "api_key":
-            raise ConfigError(
-                f"{flag} after --: 'agentrt serve' has its keys in a file, with --api-key-file "
-                "before the --; or set VLLM_API_KEY to one key for all clients"
-            )
         if name in _SERVERS:
+            single = ", or set VLLM_API_KEY to one key for all clients" if name == "api_key" else ""
             raise ConfigError(
                 f"{flag} after --: this is an option of a server, not of an engine; use "
-                f"'agentrt serve' with {_SERVERS[name]} before the --"
+                f"'agentrt serve' with {_SERVERS[name]} before the --{single}"
             )
         if name.startswith(_RANKS):
             count = options.get("data_parallel_size", "N")
