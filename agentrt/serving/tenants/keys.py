@@ -1,4 +1,4 @@
-"""API keys in a file, which has the hashes of each tenant's keys, and the tenant's limits; or a
+"""API keys in a file, which has for each tenant the hashes of the tenant's keys, and limits; or a
 single key from the environment.
 
 A key has the form ``agentrt_ID_SECRET``. The secret has 256 random bits, so that nobody can find it

@@ -14,6 +14,7 @@ from agentrt.engines import EngineOptions, VLLMEngine
 from agentrt.errors import ConfigError, EngineStartError, ModelLoadError
 from agentrt.executors.vllm import lifetime
 from agentrt.executors.vllm.entrypoints.models import open_frontend
+from agentrt.executors.vllm.options import engine_args
 from tests.doubles.ports import reserved_port
 from tests.doubles.scripted_engine import ScriptedEngine
 from tests.doubles.tinymodel import tiny_model
@@ -171,3 +172,9 @@ async def test_a_tool_server_that_does_not_answer_is_named(tmp_path: Path) -> No
     await engine.start(lambda message: None)
     with pytest.raises(ConfigError, match=f"--tool-server {address}: .*start this server first"):
         await open_frontend(engine)
+
+
+@pytest.mark.parametrize("config", ["{", "[]", '{"max_position_embeddings": "many"}'])
+def test_a_context_length_that_cannot_be_read_is_left_to_vllm(tmp_path: Path, config: str) -> None:
+    (tmp_path / "config.json").write_text(config, "utf-8")
+    assert engine_args(EngineOptions(), str(tmp_path), on_gpu=False).max_model_len == 4096
