@@ -7,8 +7,10 @@ values (``vllm_xargs``) or vLLM's own session id.
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping
 from dataclasses import fields
+from functools import cache
 from operator import attrgetter
 from typing import Any, NamedTuple
 from urllib.parse import quote
@@ -21,8 +23,6 @@ VLLM_KEY = "agentrt"
 """The key of agentrt's data in vLLM's own dictionaries: of the settings in ``additional_config``,
 of a call's identity in ``extra_args``, and of a call's report in ``kv_transfer_params``.
 """
-# Makes program ids unique for a server, since each client process counts its programs from 1.
-_PROCESS = uuid4().hex[:12]
 # ``extra_args`` have no parents: the scheduler needs only the service of the path through them
 # (`path_s`).
 _SENT = tuple(field.name for field in fields(Identity) if field.name != "parents")
@@ -53,6 +53,17 @@ class RequestIdentity(NamedTuple):
     lone: bool = False
 
 
+@cache
+def _process() -> str:
+    """Return a mark of this process. It makes program ids unique for a server, since each client
+    process counts its programs from 1.
+    """
+    return uuid4().hex[:12]
+
+
+os.register_at_fork(after_in_child=_process.cache_clear)
+
+
 def to_headers(identity: Identity) -> dict[str, str]:
     """Return the HTTP headers that carry a call's identity.
 
@@ -63,7 +74,7 @@ def to_headers(identity: Identity) -> dict[str, str]:
     repeats the program for a `vllm serve` with agentrt's scheduler, which reads no other header.
     """
     values = {
-        "program": f"{identity.program_id}@{_PROCESS}",
+        "program": f"{identity.program_id}@{_process()}",
         "type": identity.program_type,
         "tenant": identity.tenant,
         "session": identity.session,

@@ -50,8 +50,6 @@ from agentrt.runtime.tokens import WRITING, TokenLog, node_of_key
 from agentrt.tracking.scope import Scope
 
 T = TypeVar("T")
-_MARK = uuid.uuid4().hex
-_KEYS = itertools.count()
 
 
 class LiveEmitter:
@@ -191,8 +189,9 @@ class LiveEmitter:
         attempt.
         """
         run, services = self.run, self.services
-        # A remote tool may get calls of several runtimes, so a key must be unique among runtimes.
-        key = f"{_MARK}-{next(_KEYS)}" if key is None else key
+        # A remote tool may get calls of several runtimes, so a key must be unique among runtimes,
+        # also in processes that were forked after this module was imported.
+        key = uuid.uuid4().hex if key is None else key
         transport, slots = services.toolbox.transport_of(tool), services.toolbox.slots_of(tool)
         known = arguments if tool.spec is not None else None
         interrupt = Interrupt(transport.name, known, key=key, attempt=1)
@@ -369,8 +368,8 @@ class RunCaller(Caller):
         """Make a call and yield its chunks. The caller must read them outside the scope of any
         program (`tracking.outside`).
 
-        The reply is added to ``replies``, unless ``reader`` is set. This is the `ClientCall` of a
-        reader that does not need ``replies``.
+        ``reader`` is the `ClientCall` of a reader that does not need ``replies``. If ``reader`` is
+        None, the reply is added to ``replies``.
         """
         run, services = self.emitter.run, self.emitter.services
         over, loop = False, asyncio.get_running_loop()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import asdict
 
 from agentrt.executors.identity import (
@@ -48,6 +49,25 @@ def test_a_server_reads_whose_a_call_is_and_what_it_followed() -> None:
         "x-agentrt-parents": "2,5",
         "x-session-id": program,
     }
+
+
+def test_forked_processes_have_programs_of_their_own() -> None:
+    """Both count their programs from the same number."""
+    reading, writing = os.pipe()
+    own = to_headers(WHOSE)
+    child = os.fork()
+    if not child:
+        try:
+            os.write(writing, to_headers(WHOSE)["x-agentrt-program"].encode())
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+    forked = os.read(reading, 1000).decode()
+    assert forked.startswith("p@")
+    assert forked != own["x-agentrt-program"]
+    assert to_headers(WHOSE) == own
+    for end in (reading, writing):
+        os.close(end)
 
 
 def test_a_request_without_a_word_is_a_program_of_its_own() -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from typing import Any
 
 import pytest
 
+from agentrt import Context, Runtime, program
 from agentrt.errors import (
     InterruptExpiredError,
     ToolArgumentsError,
@@ -20,6 +22,7 @@ from agentrt.errors import (
 from agentrt.interrupts import Tool, ToolOptions, ToolRequest
 from agentrt.interrupts.attempts import Attempts, AttemptSlots
 from agentrt.request import ToolSpec
+from tests.doubles.scripted import ScriptedExecutor
 from tests.interrupts.scripted import Observing, Scripted, never
 
 LOST, FAILED, AWAY = ToolLostError("died"), ToolFailedError("no"), ToolUnavailableError("away")
@@ -251,3 +254,33 @@ async def test_a_result_that_is_not_what_the_tool_promises_is_none() -> None:
     with pytest.raises(ToolResultError, match=r"tool drill: wrong result: \$.mm"):
         await call.run()
     assert len(call.transport.requests) == 1
+
+
+def test_forked_processes_call_tools_with_keys_of_their_own() -> None:
+    """A worker answers a key that it knows with the result of the earlier call."""
+
+    async def key() -> str:
+        transport = Scripted("done")
+        drill = Tool("drill", spec=ToolSpec("drill", "", {}), transport=transport)
+
+        @program
+        async def main(ctx: Context) -> None:
+            await ctx.tool(drill)
+
+        async with Runtime(ScriptedExecutor(), tools=[transport]) as runtime:
+            await runtime.start(main).wait()
+        return transport.requests[0].key
+
+    reading, writing = os.pipe()
+    child = os.fork()
+    if not child:
+        try:
+            os.write(writing, asyncio.run(key()).encode())
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+    forked = os.read(reading, 1000).decode()
+    for end in (reading, writing):
+        os.close(end)
+    assert forked
+    assert forked != asyncio.run(key())
