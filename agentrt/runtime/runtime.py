@@ -175,10 +175,25 @@ class Runtime:
                 self.has_engine = True
 
     async def close(self) -> None:
-        """Cancel all programs and calls, then stop the engine. Idempotent."""
+        """Cancel all programs and calls, then stop the engine. Idempotent.
+
+        The engine is also stopped if a part of the runtime, such as a transport of tools, cannot be
+        closed, or if the calling task is cancelled meanwhile. The error is raised at the end.
+        """
         if not self._open:
             return
         self._open = False
+        async with contextlib.AsyncExitStack() as parts:  # closed from the last to the first
+            parts.callback(tracking.uninstall, asyncio.get_running_loop())
+            parts.callback(self._updates.close)
+            parts.push_async_callback(self._close_engine)
+            parts.push_async_callback(self._close_frontend)
+            parts.push_async_callback(self.events.close)
+            parts.push_async_callback(self.toolbox.close)
+            await self._end_programs()
+
+    async def _end_programs(self) -> None:
+        """Cancel all programs and calls, and wait until they have ended."""
         live = [run.task for run in self.runs.values() if run.task is not None]
         for run in list(self.runs.values()):
             cancel_until_ended(run)
@@ -189,15 +204,10 @@ class Runtime:
             self._followed.pop().unlisten(self._on_event)
         if left := [*live, *calls, *self._ends]:
             await asyncio.wait(left)
-        try:
-            await self.toolbox.close()
-            await self.events.close()
-            await self._close_frontend()
-            await self.executor.close()
-            self.has_engine = False
-        finally:
-            self._updates.close()
-            tracking.uninstall(asyncio.get_running_loop())
+
+    async def _close_engine(self) -> None:
+        await self.executor.close()
+        self.has_engine = False
 
     async def frontend(self) -> Frontend:
         """Return the front end of the engine's models. The first call of this method opens the

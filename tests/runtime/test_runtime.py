@@ -21,6 +21,7 @@ from agentrt.runtime.run import RunState
 from agentrt.scheduler import ProgramTotals
 from tests.doubles.scripted import ScriptedExecutor
 from tests.graph.integrity import check_integrity
+from tests.interrupts.scripted import Scripted
 
 
 @pytest.fixture
@@ -391,6 +392,65 @@ async def test_an_engine_that_does_not_start_is_closed_once() -> None:
     with pytest.raises(EngineStartError, match="no memory"):
         await runtime.open()
     await runtime.close()
+
+
+class Closing(ScriptedExecutor):
+    """An engine that knows whether it was closed."""
+
+    is_closed = False
+
+    async def close(self) -> None:
+        await super().close()
+        self.is_closed = True
+
+
+async def test_an_engine_is_closed_although_a_transport_is_not() -> None:
+    class Stuck(Scripted):
+        async def close(self) -> None:
+            raise OSError("the socket is gone")
+
+    engine = Closing()
+    with pytest.raises(OSError, match="the socket is gone"):
+        async with Runtime(engine, tools=[Stuck(None)]) as runtime:
+            pass
+    assert (engine.is_closed, runtime.has_engine) == (True, False)
+    assert asyncio.get_running_loop().get_task_factory() is None
+
+
+@pytest.mark.parametrize("closes", [True, False])
+async def test_a_cancelled_close_leaves_no_engine_behind(closes: bool) -> None:
+    """It is cancelled while a program does not end, or while a transport closes."""
+    waiting, may_end = asyncio.Event(), asyncio.Event()
+
+    class Slow(Scripted):
+        async def close(self) -> None:
+            if closes:
+                waiting.set()
+                await asyncio.Event().wait()
+
+    @program
+    async def stubborn(ctx: Context) -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            waiting.set()
+            await may_end.wait()
+
+    engine = Closing()
+    runtime = Runtime(engine, tools=[Slow(None)])
+    await runtime.open()
+    run = None if closes else runtime.start(stubborn)
+    await asyncio.sleep(0)
+    closing = asyncio.create_task(runtime.close())
+    await waiting.wait()
+    closing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await closing
+    assert engine.is_closed
+    may_end.set()
+    if run is not None:
+        with pytest.raises(asyncio.CancelledError):
+            await run.wait()
 
 
 async def test_only_programs_are_started(runtime: Runtime) -> None:
