@@ -122,6 +122,37 @@ async def main(ctx):
     assert [node["state"] for node in dag["nodes"]] == ["done", "failed"]
 
 
+def test_the_graph_has_the_states_of_the_run(run_program: Run, runs: Run, tmp_path: Path) -> None:
+    """A node that the code has cancelled, and a program that has ended."""
+    source = """
+import asyncio
+
+@program
+async def main(ctx):
+    running = asyncio.Event()
+
+    async def hang():
+        running.set()
+        await asyncio.Event().wait()
+
+    await ctx.llm("tea?")
+    hanging = asyncio.create_task(ctx.tool(hang))
+    await running.wait()
+    hanging.cancel()
+    await asyncio.wait([hanging])
+    await ctx.llm("coffee?")
+"""
+    graphs = [tmp_path / "run.json", tmp_path / "journal.json"]
+    assert run_program(source, "--journal", tmp_path / "j", "--dag", graphs[0]).code == 0
+    assert runs("show", tmp_path / "j", "main-1", "--dag", graphs[1]).code == 0
+    for graph in graphs:
+        dag = json.loads(graph.read_text())
+        assert dag["program"]["state"] == "done"
+        assert dag["program"]["closed_at"] is not None
+        states = [node["state"] for node in dag["nodes"]]
+        assert states == ["done", "cancelled", "done"]
+
+
 def test_a_journal_without_content(run_program: Run, runs: Run, tmp_path: Path) -> None:
     given: list[Any] = ["--input", "tea", "--human", "yes", "--journal", tmp_path / "j"]
     run_program(SOURCE, *given, "--journal-content", "digest")

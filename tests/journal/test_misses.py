@@ -197,6 +197,20 @@ def test_contexts_are_compared_by_tokens(tmp_path: Path) -> None:
     assert miss.now == "2 9 9 9 9 9 9 9 9 9"
 
 
+@pytest.mark.parametrize(
+    ("salts", "version", "verdict"),
+    [(("x", "y"), [[0, 0]], "salted"), (("x", "x"), [[0, 1]], "weights replaced")],
+)
+def test_contexts_that_cannot_share_blocks_are_compared_by_tokens(
+    salts: tuple[str, str], version: list[list[int]], verdict: str, tmp_path: Path
+) -> None:
+    asked = [{"prompt_token_ids": [7] * 40, "cache_salt": salt} for salt in salts]
+    reports = computed(40, 0), computed(40, 0, versions=version)
+    calls = [(*call, "b") for call in zip(asked, reports, strict=True)]
+    (miss,) = misses(tmp_path / "j", *calls)
+    assert (miss.verdict, miss.unit, miss.again) == (verdict, "tokens", 40)
+
+
 def test_without_texts_the_engine_alone_tells(tmp_path: Path) -> None:
     found = misses(
         tmp_path / "j",

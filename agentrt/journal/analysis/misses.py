@@ -253,10 +253,11 @@ def _left(prompt: _Prompt, before: Iterable[_Prompt | None]) -> tuple[Any, ...] 
     if closest is None:
         return None
     if closest.salt != prompt.salt and at:
-        return (SALTED, closest.node, 0, "characters", "", str(closest.salt), str(prompt.salt), at)
+        was, now = str(closest.salt), str(prompt.salt)
+        return (SALTED, closest.node, 0, prompt.unit, "", was, now, at)
     if closest.version != prompt.version and at:
         was, now = str(closest.version), str(prompt.version)
-        return (REPLACED, closest.node, 0, "characters", "", was, now, at)
+        return (REPLACED, closest.node, 0, prompt.unit, "", was, now, at)
     if at >= closest.size or at >= prompt.size:
         return None
     around = prompt.around

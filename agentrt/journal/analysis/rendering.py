@@ -6,12 +6,12 @@ import json
 import re
 from typing import Any
 
-from agentrt.graph import ExecutionDAG
+from agentrt.graph import ExecutionDAG, NodeState
 from agentrt.journal.analysis.misses import texts_of
 from agentrt.journal.analysis.reading import REPLY, History
 from agentrt.journal.codec import loads
 from agentrt.journal.past import PastNode
-from agentrt.journal.schema import FAILED, KINDS
+from agentrt.journal.schema import CANCELLED, FAILED, KINDS, LOST
 from agentrt.journal.sketch import text_of_question
 
 _SHORT = 40
@@ -94,7 +94,9 @@ def short(text: str, most: int = _SHORT) -> str:
 
 
 def dag_of(program: History) -> ExecutionDAG:
-    """Return the execution DAG of a program. Times are in seconds since 1970."""
+    """Return the execution DAG of a program. Times are in seconds since 1970. Nodes that were still
+    open when the program ended are cancelled, as in the DAG of a run.
+    """
     dag, ids = ExecutionDAG(program.program.id, program.program.type), dict[str, int]()
     for place, node in program.nodes.items():
         start, end = node.start, node.end
@@ -110,6 +112,11 @@ def dag_of(program: History) -> ExecutionDAG:
         report = loads(end.account) if end.account and start.kind == "call" else None
         if end.state == FAILED:
             dag.fail(made.id, end.ended, answer_of(node), report)
+        elif end.state == CANCELLED:
+            dag.cancel(made.id, end.ended, report)
         else:
             dag.finish(made.id, end.ended, report)
+    if program.ended is not None:
+        state = NodeState.DONE if program.state == LOST else NodeState(program.state)
+        dag.close(program.ended, state)
     return dag
