@@ -197,12 +197,21 @@ def _as_messages(ask: str | ReadsAsText | Iterable[Message]) -> tuple[Message, .
     if not messages:
         raise ConfigError("the list of messages is empty; pass at least one message")
     for message in messages:
-        if not (isinstance(message, Mapping) and {"role", "content"} <= set(message)):
+        if not _is_message(message):
             raise ConfigError(
                 f"a message must be a mapping with role and content, got {message!r}; to pass "
                 'several texts or replies, join them: llm("\\n".join(map(str, texts)))'
             )
     return messages
+
+
+def _is_message(value: object) -> bool:
+    """Return whether a value is a chat message in OpenAI's form, in which a message with tool calls
+    may leave out its content.
+    """
+    if not isinstance(value, Mapping) or "role" not in value:
+        return False
+    return "content" in value or bool(value.get("tool_calls"))
 
 
 def _as_schema(schema: Mapping[str, Any] | type | None) -> Mapping[str, Any] | None:

@@ -55,6 +55,32 @@ async def test_a_wrong_option_of_a_call_is_named_with_its_value(
             await runtime.start(agent).wait()
 
 
+async def test_a_message_with_tool_calls_needs_no_content() -> None:
+    """OpenAI's client leaves out fields that are None, with ``model_dump(exclude_none=True)``."""
+    call = {"id": "1", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+    chat: list[dict[str, Any]] = [
+        {"role": "user", "content": "Look."},
+        {"role": "assistant", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "1", "content": "tea"},
+    ]
+
+    @program
+    async def agent(ctx: Context) -> None:
+        await ctx.llm(chat)
+
+    executor = ScriptedExecutor(lambda call: "tea")
+    async with Runtime(executor) as runtime:
+        await runtime.start(agent).wait()
+        assert list(executor.calls[0].spec.messages) == chat
+
+        @program
+        async def lacking(ctx: Context) -> None:
+            await ctx.llm([{"role": "assistant", "tool_calls": []}])
+
+        with pytest.raises(ConfigError, match="a mapping with role and content"):
+            await runtime.start(lacking).wait()
+
+
 async def test_a_choice_of_tools_that_is_none_is_left_to_the_model() -> None:
     def add(a: int, b: int) -> int:
         """Add two numbers."""
