@@ -21,7 +21,7 @@ from agentrt.errors import JournalError, UsageError
 from agentrt.journal import JournalOptions
 from agentrt.journal.analysis.forking import answer_of, base_of, fork_in
 from agentrt.journal.analysis.reading import History, find
-from agentrt.journal.codec import dumps, loads
+from agentrt.journal.codec import UnkeptError, dumps, loads
 from agentrt.journal.store import SQLiteStore
 from agentrt.program import Program
 from agentrt.runtime.durable import Durable
@@ -106,7 +106,7 @@ def _planned(
     code, sets = _program(old, target), options["sets"]
     if options["seed"] is None:
         options["seed"] = old.program.seed
-    at, (input_json, answers) = find(old, options["at"]), _sets(old, sets)
+    at, (input_json, answers) = find(old, options["at"]), _sets(old, sets, code)
     accept_input(code, loads(input_json))
     how = {"of": program, "in": old.journal, "at": at, "set": sets}
     how |= {name: options[name] for name in ("model", "policy", "seed")}
@@ -145,9 +145,9 @@ def _program(old: History, target: str) -> Program:
     return code
 
 
-def _sets(old: History, sets: Sequence[str]) -> tuple[str, dict[str, str]]:
+def _sets(old: History, sets: Sequence[str], code: Program) -> tuple[str, dict[str, str]]:
     """Read the values of ``--set``. Return the fork's input, and the replaced answers by the places
-    of their nodes, as JSON.
+    of their nodes, as JSON. A new input is converted to the type that ``code`` expects.
     """
     input_json, answers = old.program.input, {}
     for text in sets:
@@ -156,8 +156,15 @@ def _sets(old: History, sets: Sequence[str]) -> tuple[str, dict[str, str]]:
             raise UsageError(f"--set {text!r} has no '='; write NODE=VALUE or input=VALUE")
         read = read_value(value, f"--set {name}")
         if name == "input":
-            input_json = dumps(read)
+            input_json = _input_json(code, read)
         else:
             place = find(old, name)
             answers[place] = answer_of(old.nodes[place], read)
     return input_json, answers
+
+
+def _input_json(code: Program, value: Any) -> str:
+    try:
+        return dumps(accept_input(code, value), label="input")
+    except UnkeptError as error:
+        raise UsageError(f"--set input: {error}") from error

@@ -247,6 +247,22 @@ def test_a_fork_has_another_input(journal: Path, prog: Path, runs: Run, command:
     assert command("run", prog, "--journal", journal, *given).json["results"] == [RESULT] * 2
 
 
+def test_a_new_input_gets_the_type_of_its_annotation(
+    run_program: Run, runs: Run, prog: Path, tmp_path: Path
+) -> None:
+    source = """
+@program
+async def main(ctx, cups: int):
+    await ctx.llm("tea?")
+    return cups + 1
+"""
+    assert run_program(source, "--input", "2", "--journal", tmp_path / "j").code == 0
+    forking: list[Any] = ["fork", tmp_path / "j", "main-1", prog, "--at", "0#0"]
+    assert runs(*forking, "--set", "input=3", "--json").json["results"] == [4]
+    refused = runs(*forking, "--set", "input=many")
+    assert (refused.code, "'cups' must be int" in refused.said) == (2, True)
+
+
 def test_the_same_command_goes_on(journal: Path, prog: Path, runs: Run) -> None:
     """1. There is nobody to answer. 2. The same command continues with its fork. 3. That is done:
     it makes another. 4. Code that asks for another thing before the node is found.
