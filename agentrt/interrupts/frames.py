@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from agentrt.graph import Progress
+from agentrt.interrupts.tool import MAX_BYTES
 
 LENGTH = struct.Struct("!Q")
 
@@ -96,11 +97,16 @@ class Withdrawn(NamedTuple):
 
 
 class Answered(NamedTuple):
-    """The answer to a question, or the ``error`` that a question without an answer raises."""
+    """The answer to a question, or the error that the question raised.
+
+    ``fault`` describes the error, and is "" if there is an answer. ``error`` is the pickled error;
+    None if the error cannot be pickled and unpickled, or is too large.
+    """
 
     number: int
-    answer: Any
-    error: Exception | None = None
+    answer: Any = None
+    fault: str = ""
+    error: bytes | None = None
 
 
 Outcome = Returned | Raised | Refused
@@ -111,3 +117,26 @@ def frame(message: object) -> bytes:
     """Return a message as a frame: the length of the pickled message, and the message."""
     body = pickle.dumps(message)
     return LENGTH.pack(len(body)) + body
+
+
+def carried(error: BaseException) -> bytes | None:
+    """Return a pickled error; None if it cannot be pickled and unpickled, or is too large."""
+    try:
+        pickled = pickle.dumps(error)
+        pickle.loads(pickled)
+    except Exception:
+        return None
+    return pickled if len(pickled) <= MAX_BYTES else None
+
+
+def error_in(pickled: bytes | None) -> Exception | None:
+    """Return an error that `carried` has pickled; None if this process cannot unpickle it, or if
+    there is none.
+    """
+    if pickled is None:
+        return None
+    try:
+        error = pickle.loads(pickled)
+    except Exception:
+        return None
+    return error if isinstance(error, Exception) else None

@@ -24,6 +24,7 @@ from agentrt.errors import (
     ToolLostError,
     ToolResultError,
     ToolUnavailableError,
+    text_of,
 )
 from agentrt.graph import Progress
 from agentrt.interrupts.attempts import in_time
@@ -42,6 +43,8 @@ from agentrt.interrupts.frames import (
     Refused,
     Returned,
     Withdrawn,
+    carried,
+    error_in,
     frame,
 )
 from agentrt.interrupts.tool import MAX_BYTES, ToolRequest, ToolTransport
@@ -235,10 +238,11 @@ class WorkerProcess:
     async def _answer(self, question: Asked, context: ToolContext) -> None:
         try:
             answer = await context.ask(question.question, question.schema)
-            answered = Answered(question.number, answer)
+            message = frame(Answered(question.number, answer))
         except Exception as error:
-            answered = Answered(question.number, None, error)
-        self._writer.write(frame(answered))
+            fault = f"the question failed with {type(error).__name__}: {text_of(error)}"
+            message = frame(Answered(question.number, None, fault[:MAX_BYTES], carried(error)))
+        self._writer.write(message)
 
     async def _receive(self) -> FromWorker:
         head = await self._reader.readexactly(LENGTH.size)
@@ -315,10 +319,7 @@ def _error_of(outcome: Raised | Refused, name: str) -> Exception:
             f"tool {name}: the {value} cannot be sent between processes: {outcome.why}", name=name
         )
     message = f"tool {name} raised {outcome.type}: {outcome.message}"
-    error: Exception = ToolFailedError(message, name=name, type=outcome.type)
-    if outcome.error is not None:
-        with contextlib.suppress(Exception):
-            carried = pickle.loads(outcome.error)
-            error = carried if isinstance(carried, Exception) else error
+    failed = ToolFailedError(message, name=name, type=outcome.type)
+    error = error_in(outcome.error) or failed
     error.add_note(f"In its worker process:\n{outcome.traceback}")
     return error

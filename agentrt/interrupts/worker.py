@@ -22,7 +22,7 @@ from collections.abc import Callable, Mapping
 from types import ModuleType, TracebackType
 from typing import Any
 
-from agentrt.errors import text_of
+from agentrt.errors import ToolError, text_of
 from agentrt.graph import Progress
 from agentrt.interrupts.frames import (
     LENGTH,
@@ -37,6 +37,8 @@ from agentrt.interrupts.frames import (
     Refused,
     Returned,
     Withdrawn,
+    carried,
+    error_in,
     frame,
 )
 from agentrt.interrupts.tool import MAX_BYTES
@@ -172,29 +174,19 @@ def _run(function: Callable[..., Any], call: CallFrame, channel: Channel) -> Out
     except BaseException as error:
         return _raised(error)
     try:
-        carried = pickle.dumps(result)
+        pickled = pickle.dumps(result)
     except Exception as error:
         return Refused(f"{type(error).__name__}: {error}", arguments=False)
-    if len(carried) > MAX_BYTES:
-        return Refused(f"{len(carried)} bytes; allowed are {MAX_BYTES}", arguments=False)
-    return Returned(carried)
+    if len(pickled) > MAX_BYTES:
+        return Refused(f"{len(pickled)} bytes; allowed are {MAX_BYTES}", arguments=False)
+    return Returned(pickled)
 
 
 def _raised(error: BaseException) -> Raised:
     trace = error.__traceback__
     while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
         trace = trace.tb_next
-    return Raised(_carried(error), type(error).__name__, text_of(error)[:MAX_BYTES], _text(trace))
-
-
-def _carried(error: BaseException) -> bytes | None:
-    """Return the pickled error; None if it cannot be pickled and unpickled, or is too large."""
-    try:
-        carried = pickle.dumps(error)
-        pickle.loads(carried)
-    except Exception:
-        return None
-    return carried if len(carried) <= MAX_BYTES else None
+    return Raised(carried(error), type(error).__name__, text_of(error)[:MAX_BYTES], _text(trace))
 
 
 def _text(trace: TracebackType | None) -> str:
@@ -235,7 +227,7 @@ class WorkerContext:
         future = self._open.get(message.number)
         if future is None or future.done():  # the question was withdrawn
             return
-        if message.error is not None:
-            future.set_exception(message.error)
+        if message.fault:
+            future.set_exception(error_in(message.error) or ToolError(message.fault))
         else:
             future.set_result(message.answer)

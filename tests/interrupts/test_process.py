@@ -20,7 +20,9 @@ import pytest_asyncio
 from agentrt.errors import (
     ConfigError,
     InterruptExpiredError,
+    QuestionClosedError,
     ToolArgumentsError,
+    ToolError,
     ToolFailedError,
     ToolLostError,
     ToolResultError,
@@ -158,6 +160,26 @@ async def test_a_question_can_be_withdrawn_and_two_be_open(shared: ProcessTransp
             return question
 
     assert await call(shared, tools.asking_twice, Human()) == ["nobody", "a?", "b?"]
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "text"),
+    [
+        (QuestionClosedError("withdrawn"), QuestionClosedError, "withdrawn"),
+        (tools.OddError(1, 2), ToolError, "the question failed with OddError: "),
+    ],
+    ids=["an error that can be pickled", "an error that cannot be unpickled"],
+)
+async def test_a_question_that_fails_raises_in_the_tool(
+    shared: ProcessTransport, error: Exception, kind: type[Exception], text: str
+) -> None:
+    class Human(Observing):
+        async def ask(self, question: str, schema: Any = None) -> Any:
+            raise error
+
+    with pytest.raises(kind, match=text) as raised:
+        await call(shared, tools.telling, Human(), n=0)
+    assert type(raised.value) is kind
 
 
 async def gone(process: psutil.Process) -> None:
