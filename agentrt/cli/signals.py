@@ -1,7 +1,7 @@
 """Signals that drain a command, or that stop its programs and its engine within a few seconds.
 
-Ctrl-C stops a command. SIGTERM drains a command: it finishes what runs and starts nothing new. Any
-first signal drains a server. No child process is left behind.
+Ctrl-C and SIGHUP stop a command. SIGTERM drains a command: it finishes what runs and starts nothing
+new. Any first signal drains a server or an MQTT worker. No child process is left behind.
 
 The signal handlers are set with Python's ``signal`` module and not on the event loop, because a
 program may block the loop. If the command has not ended after `STOP_WITHIN_S`, a thread ends the

@@ -51,8 +51,8 @@ if TYPE_CHECKING:
     from agentrt.tracking.place import Place
 
 _NEVER = (UsageError, JournalWriteError, DivergenceError)
-"""Errors that are never recorded as the result of a node, because a user must correct them. The
-node runs again when the program resumes.
+"""Errors that are not recorded when a node raises them, because a user must correct them. The node
+runs again when the program resumes. `ProgramRecord.ended` handles a result that cannot be recorded.
 """
 _LONGEST_NAME = 200
 _SHORT_S = 0.001

@@ -1,7 +1,7 @@
 """The database of a journal (an SQLite file), the thread that writes it, and the journal's clock.
 
 Only one process at a time may write the file, but any process may read it. A `WriterThread` calls
-the methods of a store in its thread, and writes the rows that arrive together in one transaction.
+`Store.write` in its thread, and writes the rows that arrive together in one transaction.
 
 The times in rows are times of a `SteadyClock`; people see times of day. The table
 ``agentrt_journal`` has two rows for the clock: the key ``clock`` has the clock's last reading, for

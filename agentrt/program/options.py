@@ -22,8 +22,8 @@ class StepOptions(TypedDict, total=False):
       ``none``, or a tool's name.
     - ``schema``: a JSON schema, or a type such as a pydantic model. The answer is JSON that fits
       the schema, and the reply's ``parsed`` is the answer's JSON value.
-    - ``max_tokens``: the maximum length of the answer, in tokens. The default is 256; if it cuts an
-      answer, a warning is logged. None means the rest of the model's context.
+    - ``max_tokens``: the maximum length of the answer, in tokens. The default is 256; a warning is
+      logged the first time that it cuts an answer. None means the rest of the model's context.
     - ``temperature``: 0, the default, is greedy decoding. Above 0, a random ``seed`` is used unless
       you set a seed.
     - ``stop``: a string or several strings; the answer ends before the first stop string.

@@ -1,8 +1,8 @@
 """The emitter of a recorded program: it answers the nodes of a resumed program from the journal,
 and runs and records all other nodes.
 
-`Recorded` answers the nodes of a program from its journal. A program's `Context` calls it, and it
-calls the `LiveEmitter` that makes the calls. A program without a journal has no `Recorded`.
+The `Context` of a recorded program calls `Recorded`, which calls the `LiveEmitter` to run nodes. A
+program without a journal has no `Recorded`.
 
 All nodes are treated alike. `Recorded._enter` makes the record of a node.
 `Recorded._recall_or_run` returns the recorded answer if an earlier process has recorded an answer.

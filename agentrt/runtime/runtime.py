@@ -307,12 +307,14 @@ class Runtime:
         `resume_generation`. ``mode`` says what happens to calls in the engines: with ``keep`` they
         stop until generation is resumed, with ``wait`` they end before the pause, and with
         ``abort`` they begin again after the pause, except calls whose output was read in part,
-        which stop and continue as with ``keep``. Pauses and updates run one after another.
+        which stop and continue as with ``keep``. A pause first waits while an update loads weights.
         """
         await self._updates.pause(mode)
 
     async def resume_generation(self) -> None:
-        """Resume all engines, after an update or a pause that runs now."""
+        """Resume all engines. Wait first while an update loads weights, or while a pause waits for
+        calls.
+        """
         await self._updates.resume()
 
     def listen(self, listener: Listener) -> None:

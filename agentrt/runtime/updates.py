@@ -50,13 +50,15 @@ class WeightUpdates:
         run.weights_version = self._executor.weights.version
 
     async def pause(self, mode: PauseMode) -> None:
-        """Pause the engines. Wait first until a running update has ended."""
+        """Pause the engines. Wait first while an update pauses them and loads weights."""
         check_mode(mode)
         async with self._engines:
             await self._executor.pause_generation(mode)
 
     async def resume(self) -> None:
-        """Resume the engines. Wait first until a running update or pause has ended."""
+        """Resume the engines. Wait first while an update pauses them and loads weights, or while a
+        pause waits for calls.
+        """
         async with self._engines:
             await self._executor.resume_generation()
 
