@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from agentrt.errors import ConfigError, ToolArgumentsError
+from agentrt.files import parse_json
 from agentrt.interrupts.schema import mistake_in, mistake_in_schema, reason_of
 
 _TEXT: Mapping[str, Any] = {"type": "string"}
@@ -110,8 +111,8 @@ def _of_type(type: Any) -> AnswerForm:
 
 def _json(text: str) -> list[Any]:
     try:
-        return [json.loads(text)]
-    except (ValueError, RecursionError):
+        return [parse_json(text)]
+    except ValueError:
         return []
 
 

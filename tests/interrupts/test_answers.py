@@ -82,6 +82,13 @@ def test_what_does_not_fit_is_named(form: Any, given: Any, why: str) -> None:
     assert str(caught.value).startswith(f"the answer does not fit: {why}")
 
 
+@pytest.mark.parametrize("typed", ["NaN", "-Infinity", "1e999"])
+def test_a_typed_number_is_a_number_of_json(typed: str) -> None:
+    for form in (answer_form(float), answer_form({"type": "number"})):
+        with pytest.raises(ToolArgumentsError, match=f"'{typed}' is not of type 'number'"):
+            form.accept(form.parse(typed))
+
+
 @pytest.mark.parametrize(
     ("given", "why"),
     [
