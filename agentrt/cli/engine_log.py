@@ -80,12 +80,14 @@ class EngineLog:
             sys.stdout = sys.stderr = self._stream
             yield
         finally:
-            _flush(sys.stdout)
-            os.dup2(saved[0], 1)
-            os.dup2(saved[1], 2)
+            # Restore the streams first: if the disk of the log is full, flushing the log raises an
+            # error, which the user must see.
+            written = sys.stdout
             sys.stdout, sys.stderr = streams
-            for file in saved:
+            for number, file in enumerate(saved, 1):
+                os.dup2(file, number)
                 os.close(file)
+            _flush(written)
 
     def _open(self) -> int:
         return os.dup(2 if self._file is None else self._file.fileno())

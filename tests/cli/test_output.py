@@ -63,6 +63,26 @@ def test_a_full_disk_is_one_line(write: Write) -> None:
     assert "Traceback" not in done.stderr
 
 
+def test_a_log_that_finds_no_room_is_told_to_the_user(write: Write) -> None:
+    """What an engine prints while it starts goes to a file; the error does not go there."""
+    path = write(
+        "import resource\n"
+        "from tests.cli.echo_engine import EchoEngine\n"
+        "start = EchoEngine.start\n"
+        "async def noisy(self, progress):\n"
+        "    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))\n"
+        "    for _ in range(100): print('x' * 100)\n"
+        "    await start(self, progress)\n"
+        "EchoEngine.start = noisy\n"
+        f"{HELLO}"
+    )
+    done = subprocess.run(
+        command(*RUN, path), check=False, capture_output=True, text=True, cwd=ROOT
+    )
+    assert done.returncode == FAILED
+    assert done.stderr.splitlines()[-1] == "error: cannot write: file too large"
+
+
 def shell(line: str, folder: Path = ROOT) -> tuple[int, str]:
     """The exit code and the output of a line for bash."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
