@@ -150,8 +150,7 @@ class Options:
 
 
 class FileText(click.ParamType):  # type: ignore[type-arg]  # not generic before click 8.5
-    """The type of an option whose value names a file, or, in another form such as a URL, something
-    other than a file.
+    """The type of an option whose value is the name of a file, or another text such as a URL.
 
     An empty text is refused. It often comes from a variable of the shell that is not set, and would
     name the current folder.

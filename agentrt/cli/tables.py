@@ -37,8 +37,8 @@ _GLYPHS = "█▓▒░"
 
 
 def print_report(outcome: CommandOutcome, console: Console) -> None:
-    """Print the cost of each program, and how the program spent its time. For more than `_EACH`
-    programs, print a summary of all programs, and these rows only for the slowest programs.
+    """Print the cost of each program, and how the program spent its time. If there are more than
+    `_EACH` programs, print a summary of all programs, and the rows of the slowest programs only.
     """
     reports = outcome.reports()
     if not reports:

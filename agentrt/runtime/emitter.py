@@ -562,8 +562,9 @@ class LiveContexts:
 
 
 class _CallRecorder:
-    """A recorder that adds the tokens of one call to the log of the run when the call ends. The log
-    is then not complete if it is not known which weights of ``executor`` wrote the tokens.
+    """A recorder that adds the tokens of one call to the log of the run when the call ends. If the
+    prompt, a log probability, or the weights of ``executor`` that wrote the tokens are unknown, the
+    tokens are left out, and the log is marked as incomplete.
     """
 
     def __init__(

@@ -51,12 +51,17 @@ class Miss:
     text ``before`` is followed by ``was`` in the earlier prompt, and by ``now`` in this prompt.
     ``again`` is the number of units after the difference that are equal again. For the verdicts
     `SALTED` and `REPLACED`, ``was`` and ``now`` are the two salts, or the two versions of the
-    weights, and ``again`` is the length of the common beginning. The fields from ``earlier`` to
-    ``again`` keep their defaults if the journal has no texts, or if there is no difference to
-    report: no earlier prompt was compared, or the prompt only extends one or is the beginning of
-    one, or too little of it is equal again after the difference, or the verdict is `EVICTED` and
-    the closest earlier prompt has another salt or another version of the weights. ``by`` are the
-    programs for which blocks were evicted.
+    weights, and ``again`` is the length of the common beginning. ``by`` are the programs for which
+    blocks were evicted.
+
+    The fields from ``earlier`` to ``again`` keep their defaults in these cases:
+
+    - The journal has no texts.
+    - No earlier prompt was compared.
+    - The prompt only extends an earlier prompt, or is the beginning of an earlier prompt.
+    - Too little of the prompt is equal again after the difference.
+    - The verdict is `EVICTED`, and the closest earlier prompt has another salt or another version
+      of the weights.
     """
 
     node: str
