@@ -119,12 +119,16 @@ class Stepper:
             self._early[index] = call, asyncio.create_task(self.run(known, arguments))
 
     def _task_of(self, index: int, call: ToolCall) -> Task:
-        """Return the task that runs a tool call of the complete reply: the task that was started
-        early if its name and arguments are the same, and otherwise a new task.
+        """Return the task that runs a tool call of the complete reply: a task that was started
+        early for the same name and arguments, and otherwise a new task.
         """
-        early = self._early.get(index)
-        if early is not None and (early[0].name, early[0].arguments) == (call.name, call.arguments):
-            return early[1]
+        # The reply leaves out invalid calls, so the index in the stream may be higher. Prefer the
+        # same index, because several calls may have the same name and arguments.
+        for place in sorted(self._early, key=lambda place: place != index):
+            early, task = self._early[place]
+            if (early.name, early.arguments) == (call.name, call.arguments):
+                del self._early[place]
+                return task
         return asyncio.create_task(self._run_late(call))
 
     async def _run_late(self, call: ToolCall) -> Any:

@@ -84,6 +84,27 @@ async def test_an_idempotent_tool_starts_while_the_model_still_writes() -> None:
     assert call.id in order.parents
 
 
+async def test_a_tool_that_started_early_runs_once_beside_a_call_that_is_not_valid() -> None:
+    """The reply has its calls without those whose arguments are no object."""
+    looks: list[str] = []
+
+    @tool(idempotent=True)
+    async def look(item: str) -> str:
+        looks.append(item)
+        return item
+
+    @program
+    async def made(ctx: Context) -> Any:
+        step = await ctx.step("?", tools=[look], max_tokens=400)
+        return [result.value for result in step.results], len(step.reply.invalid_tool_calls)
+
+    wrong: Any = ["lamp"]
+    run = await run_with(made, ToolCall("look", wrong, "x"), FIRST, ToolCall("look", {"item": "c"}))
+    assert run.result == (["lamp", "c"], 1)
+    assert looks == ["lamp", "c"]
+    assert all(node.state is NodeState.DONE for node in run.dag.nodes())
+
+
 @pytest.mark.parametrize(("idempotent", "eager"), [(False, True), (True, False)])
 async def test_any_other_tool_waits_for_the_whole_reply(idempotent: bool, eager: bool) -> None:
     made, seen = agent(idempotent=idempotent, eager=eager)
