@@ -74,13 +74,15 @@ class Program:
             )
         # A parameter such as `*args` may take the context and the input.
         inputs = by_position[1:] or [p for p in by_position if p.kind is p.VAR_POSITIONAL]
+        # Before the program's own attributes are set, because a function may have attributes of the
+        # same names, for example from another decorator.
+        functools.update_wrapper(self, function)
         self.function = function
         self.owns_tasks = owns_tasks
         self.name = name or name_of(function)
         self.takes_input = bool(inputs)
         self.needs_input = self.takes_input and inputs[0] in required
         self.input_name = inputs[0].name if inputs else ""
-        functools.update_wrapper(self, function)
 
     def accept_input(self, value: Any) -> Any:
         """Return an input that came as text or as JSON, converted to the type in the function's

@@ -148,3 +148,17 @@ def test_the_name_of_a_program_is_a_text() -> None:
 
     with pytest.raises(ConfigError, match="a program's name must be a text, got 5"):
         program(name=5)(agent)  # type: ignore[call-overload]
+
+
+async def test_a_program_is_not_changed_by_attributes_of_its_function() -> None:
+    """Other decorators set attributes, such as ``name``."""
+
+    async def made(ctx: Context, drink: str = "tea") -> str:
+        return drink
+
+    vars(made).update(name="cup", function=None, takes_input=False, owner="ann")
+    decorated: Any = program(made)
+    async with Runtime(ScriptedExecutor()) as runtime:
+        run = runtime.start(decorated, "cocoa")
+        assert await run.wait() == "cocoa"
+    assert (run.type, decorated.owner) == ("made", "ann")
