@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import uuid
 from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -31,17 +32,27 @@ from agentrt.steady import KEEP_S, MachineClocks, SteadyClock
 T = TypeVar("T")
 Content = Literal["none", "digest", "full"]
 _PRUNE_EVERY = 0.1
-"""Share of `JournalOptions.keep`. Old programs, or their nodes, are deleted each time that more
-programs than this share have ended.
+"""Share of `JournalOptions.keep`. Old programs, or their nodes, are deleted when the first program
+of a process ends, and then each time that more programs than this share have ended.
 """
 _KEEP_S = 60.0
 """Minimum age of the clock's last saved reading, in seconds, at which a new reading is saved
 together with other rows.
 """
-_ENDED = """SELECT e.program FROM agentrt_ends e WHERE e.node = '0' AND e.state IN ({states})
+_ENDED = """SELECT {columns} FROM agentrt_ends e WHERE e.node = '0' AND e.state IN ({states})
+    AND e.ended > {since}
     AND NOT EXISTS (SELECT 1 FROM agentrt_starts s WHERE s.program = e.program AND s.node = '0'
         AND s.attempt > e.attempt)
-    ORDER BY e.ended DESC LIMIT 1000000000 OFFSET ?"""
+    ORDER BY e.ended DESC LIMIT {most} OFFSET ?"""
+"""The programs that have ended, the latest first, without the programs that are kept."""
+_ALL = 1_000_000_000
+_PRUNED = """(SELECT COALESCE(MAX(CAST(value AS DOUBLE PRECISION)), 0) - 1 FROM agentrt_journal
+    WHERE key = 'pruned')"""
+"""A second before the end of the last program whose nodes were deleted. The nodes of all successful
+programs that ended earlier were deleted, too, so no later deletion looks at these programs again.
+"""
+_SET_PRUNED = """INSERT INTO agentrt_journal {last}
+    ON CONFLICT (key) DO UPDATE SET value = excluded.value"""
 
 _INSERT_KEY = "INSERT INTO agentrt_journal VALUES (?, ?) ON CONFLICT DO NOTHING"
 _DESCRIBE = """INSERT INTO agentrt_journal VALUES ('engine', ?)
@@ -88,7 +99,7 @@ class Journal:
         self._store, self._options = store, options
         self._writer = WriterThread(store)
         self.put = self._writer.put
-        self._surplus = 0
+        self._surplus = math.inf  # earlier processes may have left programs to delete
         self.clock = clock
         self._kept = clock.reading()
         self._looking = clock.call_later(clock.look_s, self._look)
@@ -299,23 +310,32 @@ class Journal:
     # -- deleting old programs ---------------------------------------------------------
 
     def ended(self) -> None:
-        """Count a program that has ended. Each time that enough programs have ended
-        (`_PRUNE_EVERY`), delete the nodes of the oldest programs beyond `JournalOptions.keep`, or
-        with `JournalOptions.drops` these whole programs.
+        """Count a program that has ended. For the first program, and then each time that enough
+        programs have ended (`_PRUNE_EVERY`), delete the nodes of the oldest programs beyond
+        `JournalOptions.keep`, or with `JournalOptions.drops` these whole programs.
         """
         keep = self._options.keep
         self._surplus += 1
         if keep is None or self._surplus <= keep * _PRUNE_EVERY:
             return
         self._surplus = 0
-        drops = self._options.drops
-        states = "'done', 'failed', 'cancelled', 'lost'" if drops else "'done'"
-        which = _ENDED.format(states=states)
-        only = "" if drops else f" AND node <> '{ROOT}'"
-        if drops:
-            self.put(Statement(f"DELETE FROM agentrt_programs WHERE id IN ({which})", (keep,)))
-        self.put(Statement(f"DELETE FROM agentrt_starts WHERE program IN ({which}){only}", (keep,)))
-        self.put(Statement(f"DELETE FROM agentrt_ends WHERE program IN ({which}){only}", (keep,)))
+        if self._options.drops:
+            states = "'done', 'failed', 'cancelled', 'lost'"
+            which = _ENDED.format(columns="e.program", states=states, since=-1, most=_ALL)
+            self._delete("agentrt_programs", f"id IN ({which})", keep)
+            self._delete("agentrt_starts", f"program IN ({which})", keep)
+            self._delete("agentrt_ends", f"program IN ({which})", keep)
+            return
+        done = {"states": "'done'", "since": _PRUNED}
+        which = _ENDED.format(columns="e.program", **done, most=_ALL)
+        nodes = f"program IN ({which}) AND node <> '{ROOT}'"
+        self._delete("agentrt_starts", nodes, keep)
+        self._delete("agentrt_ends", nodes, keep)
+        last = _ENDED.format(columns="'pruned', CAST(e.ended AS TEXT)", **done, most=1)
+        self.put(Statement(_SET_PRUNED.format(last=last), (keep,)))
+
+    def _delete(self, table: str, where: str, keep: int) -> None:
+        self.put(Statement(f"DELETE FROM {table} WHERE {where}", (keep,)))
 
 
 _QUESTIONS = """SELECT w.question, w.program, p.type, w.tenant, s.asked, w.began, w.due

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from agentrt import Context
 from agentrt.cli.doctor import CHECKS
 from agentrt.cli.journal import read_journal_at
 from agentrt.errors import JournalError, JournalWriteError
+from agentrt.journal import JournalOptions
 from agentrt.journal.analysis.reading import histories
 from agentrt.journal.postgres import PostgresStore
 from agentrt.journal.schema import VERSION, Statement
@@ -46,6 +48,26 @@ async def test_a_program_that_is_killed_goes_on(url: str) -> None:
     with read_journal_at(url) as reader:
         found = list(histories(reader, limit=9, type="main", state="done"))
     assert [(one.program.id, one.totals()["nodes"]) for one in found] == [("main-1", 3)]
+
+
+@pytest.mark.parametrize("drops", [False, True])
+async def test_the_oldest_programs_go(url: str, drops: bool) -> None:
+    async def main(ctx: Context) -> str:
+        return str(await ctx.llm("tea"))
+
+    names = [f"{name}{drops}" for name in "abcd"]
+    given: Any = {"options": JournalOptions(keep=2, drops=drops), "opened": lambda path: store(url)}
+    for name in names:
+        await ended(Path(), made=Program(main, name), **given)
+    with closing(store(url)) as reader:
+        nodes = reader.query("SELECT program FROM agentrt_nodes WHERE node <> '0'")
+        assert {f"{name}-1" for name in names} & {row[0] for row in nodes} == {
+            f"{name}-1" for name in names[2:]
+        }
+        programs = {row[0] for row in reader.query("SELECT id FROM agentrt_programs")}
+    assert {f"{name}-1" for name in names} & programs == {
+        f"{name}-1" for name in (names[2:] if drops else names)
+    }
 
 
 def test_a_connection_that_was_cut_is_made_again(url: str) -> None:

@@ -271,6 +271,25 @@ async def test_the_oldest_programs_go(tmp_path: Path, drops: bool) -> None:
     assert world.calls == ({"tea": 1} if drops else {})
 
 
+@pytest.mark.parametrize("drops", [False, True])
+async def test_the_oldest_programs_go_although_each_process_runs_few(
+    tmp_path: Path, drops: bool
+) -> None:
+    """A tenth of ``keep`` programs and more end before others go, but not in each process."""
+    options: Any = JournalOptions(keep=11, drops=drops)
+
+    async def main(ctx: Context) -> str:
+        return str(await ctx.llm("tea"))
+
+    for number in range(14):
+        await ended(tmp_path / "j", made=Program(main, f"p{number}"), options=options)
+    with closing(sqlite3.connect(tmp_path / "j")) as reader:
+        rows = reader.execute("SELECT DISTINCT program FROM agentrt_nodes WHERE node <> '0'")
+        assert {row[0] for row in rows} == {f"p{number}-1" for number in range(3, 14)}
+        (count,) = reader.execute("SELECT COUNT(*) FROM agentrt_programs").fetchone()
+    assert count == (11 if drops else 14)
+
+
 def test_the_queries_of_the_page_for_users(tmp_path: Path) -> None:
     page = (Path(__file__).resolve().parents[2] / "docs" / "durability.md").read_text("utf-8")
     queries = page.split("```sql\n")[1].split("```")[0].strip().split(";\n")
