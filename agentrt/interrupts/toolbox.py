@@ -8,7 +8,8 @@ from collections import Counter
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any
+from typing import Any, cast
+from weakref import WeakKeyDictionary
 
 from agentrt.errors import (
     ConfigError,
@@ -21,7 +22,7 @@ from agentrt.errors import (
 from agentrt.interrupts.attempts import AttemptSlots
 from agentrt.interrupts.local import ThreadTransport
 from agentrt.interrupts.process import ProcessTransport
-from agentrt.interrupts.schema import model_name
+from agentrt.interrupts.schema import ToolSchema, model_name
 from agentrt.interrupts.tool import Isolation, Tool, ToolTransport
 
 
@@ -40,7 +41,10 @@ class Toolbox:
         if len(self._local.keys() | self._remote.keys()) < len(self._local) + len(transports):
             names = ", ".join([*self._local, *(transport.name for transport in transports)])
             raise ConfigError(f"two transports of tools have the same name: {names}; rename one")
-        self._slots: dict[Hashable, AttemptSlots] = {}
+        self._limits: dict[Hashable, AttemptSlots] = {}
+        self._limits_of: WeakKeyDictionary[ToolSchema, dict[Hashable, AttemptSlots]] = (
+            WeakKeyDictionary()
+        )
         self._listings: set[_Listing] = set()
         self._late: dict[_Offerer, _Listing] = {}
         self._last: dict[_Offerer, Sequence[Tool] | ToolError] = {}
@@ -81,23 +85,20 @@ class Toolbox:
 
     def slots_of(self, tool: Tool) -> list[AttemptSlots]:
         """Return the limits for attempts of a tool. An attempt needs a slot of each limit."""
-        transport = self.transport_of(tool)
-        limits: list[tuple[Hashable, int, str]] = []
+        transport, slots = self.transport_of(tool), list[AttemptSlots]()
         if (most := tool.options.concurrency) is not None:
             # A function is identified by its schema object, since two functions may have the same
-            # name. A tool of a transport is identified by its name, since each listing makes a new
-            # object.
-            function: Hashable = tool.schema or (transport.name, tool.remote)
+            # name. Its limits end with it: a program may define a tool anew in each run. A tool of
+            # a transport is identified by its name, since each listing makes a new object.
             # Copies of a tool may have other limits (`Tool.but`).
-            limits.append(((function, most), most, f"one of {most} calls of {tool.name}"))
+            limits, key = self._limits, cast(Hashable, (transport.name, tool.remote, most))
+            if tool.schema is not None:
+                limits, key = self._limits_of.setdefault(tool.schema, {}), most
+            slots.append(_slots_in(limits, key, most, f"one of {most} calls of {tool.name}"))
         if (most := transport.concurrency) is not None:
-            limits.append((transport, most, f"one of {most} calls at once ({transport.name})"))
-        return [self._slots_of(*limit) for limit in limits]
-
-    def _slots_of(self, key: Hashable, most: int, description: str) -> AttemptSlots:
-        if key not in self._slots:
-            self._slots[key] = AttemptSlots(most, description)
-        return self._slots[key]
+            description = f"one of {most} calls at once ({transport.name})"
+            slots.append(_slots_in(self._limits, transport, most, description))
+        return slots
 
     async def tools(self, *transports: str, tenant: str = "default") -> list[Tool]:
         """Return the tools of ``transports``, or of all transports, for programs of ``tenant``.
@@ -246,6 +247,14 @@ _Offerer = tuple[str, str]
 """The name of a transport, and the tenant for which it lists its tools."""
 _Listing = asyncio.Future[Sequence[Tool] | ToolError]
 _PROMPT_S = 1.0
+
+
+def _slots_in(
+    limits: dict[Hashable, AttemptSlots], key: Hashable, most: int, description: str
+) -> AttemptSlots:
+    if key not in limits:
+        limits[key] = AttemptSlots(most, description)
+    return limits[key]
 
 
 async def _tools_or_error(transport: ToolTransport, tenant: str) -> Sequence[Tool] | ToolError:

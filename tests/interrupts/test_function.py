@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import gc
+import weakref
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -219,6 +221,27 @@ async def test_copies_of_a_tool_share_a_limit_if_they_have_the_same() -> None:
 
     await run(body)
     assert peaks == {"four": 4, "one": 1}
+
+
+async def test_a_tool_that_each_run_defines_anew_is_forgotten() -> None:
+    """With its limit, which belongs to it alone."""
+    schemas: list[Any] = []
+
+    @program
+    async def main(ctx: Context) -> str:
+        @tool(concurrency=1)
+        async def look() -> str:
+            return "tea"
+
+        schemas.append(weakref.ref(look.schema))  # type: ignore[arg-type]
+        return str(await ctx.tool(look))
+
+    async with Runtime(ScriptedExecutor()) as runtime:
+        for _ in range(3):
+            assert await runtime.start(main).wait() == "tea"
+        await asyncio.sleep(0)
+        gc.collect()
+        assert [schema() for schema in schemas] == [None, None, None]
 
 
 class Measuring:
