@@ -18,6 +18,7 @@ from agentrt.interrupts.context import ToolContext, context_parameter
 from agentrt.interrupts.tool import ToolRequest, ToolTransport
 
 _MOST_THREADS = 1000
+_BY_POSITION = inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
 
 
 _ENDS = SystemExit, KeyboardInterrupt
@@ -115,22 +116,38 @@ class ThreadTransport(ToolTransport):
         assert function is not None
         name = context_parameter(function) if schema is None else schema.context
         if name is None:
-            return await self._call(function, request, request.arguments)
+            return await self._call(request, request.positional, request.arguments)
         own = _LocalContext(context, request.tool.name)
+        positional, arguments = request.positional, request.arguments
+        # Arguments by position, which only plain functions get, do not include the context.
+        place = _place_of(name, function) if positional else None
+        if place is not None and place < len(positional):
+            positional = (*positional[:place], own, *positional[place:])
+        else:
+            arguments = {**arguments, name: own}
         try:
-            return await self._call(function, request, {**request.arguments, name: own})
+            return await self._call(request, positional, arguments)
         finally:
             await own.close()
 
     async def _call(
-        self, function: Callable[..., Any], request: ToolRequest, arguments: Mapping[str, Any]
+        self, request: ToolRequest, positional: tuple[Any, ...], arguments: Mapping[str, Any]
     ) -> Any:
+        function = request.tool.function
+        assert function is not None
         if request.tool.is_async:
-            return await _awaited(function(*request.positional, **arguments))
-        result = await self._threads.run(partial(_run, function, request.positional, arguments))
+            return await _awaited(function(*positional, **arguments))
+        result = await self._threads.run(partial(_run, function, positional, arguments))
         # A lambda, an object with an async ``__call__``, and the wrapper of a decorator that is not
         # async itself may return a coroutine.
         return await _awaited(result) if inspect.iscoroutine(result) else result
+
+
+def _place_of(name: str, function: Callable[..., Any]) -> int | None:
+    """Return the position of a parameter; None if it is passed by name only."""
+    parameters = inspect.signature(function).parameters
+    by_position = [p.name for p in parameters.values() if p.kind in _BY_POSITION]
+    return by_position.index(name) if name in by_position else None
 
 
 async def _awaited(coroutine: Coroutine[Any, Any, Any]) -> Any:

@@ -372,6 +372,26 @@ async def test_a_partial_function_may_have_a_context_of_its_own() -> None:
     assert tool(functools.partial(look, own)).checked({"spoons": 2}) == {"spoons": 2}
 
 
+async def test_a_context_may_stand_before_or_after_arguments_by_position() -> None:
+    def first(context: ToolContext, *spoons: int) -> tuple[bool, Any]:
+        return hasattr(context, "ask"), spoons
+
+    def last(one: int, two: int, context: ToolContext) -> tuple[bool, Any]:
+        return hasattr(context, "ask"), (one, two)
+
+    async def named(*spoons: int, context: ToolContext) -> tuple[bool, Any]:
+        return hasattr(context, "ask"), spoons
+
+    functions: list[Callable[..., Any]] = [first, last, named]
+    for function in functions:
+        result, _ = await run(functools.partial(_by_position, function))
+        assert result == (True, (1, 2))
+
+
+async def _by_position(function: Callable[..., Any], ctx: Context) -> Any:
+    return await ctx.tool(function, 1, 2)
+
+
 def test_a_class_takes_the_types_of_its_constructor() -> None:
     assert tool(Scale).checked({"grams": "3"}) == {"grams": 3}
 
