@@ -10,7 +10,6 @@ import math
 import os
 from collections.abc import Mapping
 from dataclasses import fields
-from functools import cache
 from operator import attrgetter
 from typing import Any, NamedTuple
 from urllib.parse import quote
@@ -53,15 +52,17 @@ class RequestIdentity(NamedTuple):
     lone: bool = False
 
 
-@cache
-def _process() -> str:
-    """Return a mark of this process. It makes program ids unique for a server, since each client
-    process counts its programs from 1.
-    """
-    return uuid4().hex[:12]
+_PROCESS = [uuid4().hex[:12]]
+"""The mark of this process, in a list, so that a forked process can replace it. The mark makes
+program ids unique for a server, since each client process counts its programs from 1.
+"""
 
 
-os.register_at_fork(after_in_child=_process.cache_clear)
+def _after_fork() -> None:
+    _PROCESS[:] = [uuid4().hex[:12]]
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 def to_headers(identity: Identity) -> dict[str, str]:
@@ -74,7 +75,7 @@ def to_headers(identity: Identity) -> dict[str, str]:
     repeats the program for a `vllm serve` with agentrt's scheduler, which reads no other header.
     """
     values = {
-        "program": f"{identity.program_id}@{_process()}",
+        "program": f"{identity.program_id}@{_PROCESS[0]}",
         "type": identity.program_type,
         "tenant": identity.tenant,
         "session": identity.session,
