@@ -119,7 +119,7 @@ def _planned(
         ) from error
     say(f"{row.id} is a fork of {program} from node {at} on, recorded in {path}")
     durable = Durable(id=row.id, draws_as=base_of(row.id))
-    start = Start(code, loads(input_json), row.session, {"tenant": row.tenant}, durable)
+    start = Start(code, loads(row.input), row.session, {"tenant": row.tenant}, durable)
     reruns = (options["on_divergence"] or ("rerun" if sets else "fail")) == "rerun"
     plan = JournalPlan.of_file(path, JournalOptions(reruns=reruns))
     return Plan([start], options["answers"]), plan
