@@ -84,7 +84,7 @@ def show(file: Path, plot: Path | None, as_json: bool) -> None:
     "first_journal",
     type=FileText(),
     metavar="FILE",
-    help="The journal of A.  [default: A.journal]",
+    help="With --id, the journal of A.  [default: A.journal]",
 )
 @click.option(
     "--journal-b",
@@ -126,9 +126,10 @@ def diff(
         places = (before, first_journal), (after, second_journal)
         _diff_programs(places, item, sample, dag, as_json=as_json)
         return
-    if dag is not None or first_journal is not None or second_journal is not None:
+    if sample or not (dag is None and first_journal is None and second_journal is None):
         raise UsageError(
-            "--dag, --journal-a and --journal-b are for one input: name the input with --id"
+            "--sample, --dag, --journal-a and --journal-b are for one input: name the input with "
+            "--id"
         )
     check_plot(plot)
     comparison = compare(read_results(before), read_results(after))

@@ -95,6 +95,12 @@ def test_two_runs_are_compared_and_their_programs(
     assert "coffee" in program.out
     assert command(*diff, "--id", "b", "--dag", tmp_path / "d.json", "--json").code == 0
     assert len(json.loads((tmp_path / "d.json").read_text("utf-8"))) == 2
+    for option in (["--sample", 1], ["--dag", tmp_path / "d.json"], ["--journal-a", "a"]):
+        refused = command(*diff, *option)
+        assert (refused.code, "are for one input: name the input with --id" in refused.err) == (
+            2,
+            True,
+        )
 
 
 @pytest.mark.parametrize(
