@@ -69,7 +69,8 @@ def show(url: str, api_key: str | None) -> None:
     type=click.Choice(["wait", "end", "restart"]),
     default="wait",
     help="What happens to programs that exceed --max-staleness: the update waits until they end "
-    "(wait), ends them (end), or runs them again (restart).  [default: wait]",
+    "(wait), ends them (end), or runs them again (restart). end and restart need --max-staleness.  "
+    "[default: wait]",
 )
 def update(url: str, api_key: str | None, path: str, **options: Any) -> None:
     """Load the weights in PATH, a folder of safetensors on the machine of the engines.

@@ -77,6 +77,11 @@ class WeightUpdates:
         if on_stale not in get_args(OnStale):
             known = ", ".join(get_args(OnStale))
             raise ConfigError(f"unknown on_stale {on_stale!r}; available: {known}")
+        if max_staleness is None and on_stale != "wait":
+            raise ConfigError(
+                f"on_stale {on_stale!r} has no effect without max_staleness; set max_staleness, or "
+                "leave on_stale out"
+            )
         if max_staleness is not None and max_staleness < 0:
             raise ConfigError(f"max_staleness is {max_staleness}; it must be at least 0, or None")
         async with self._turn:

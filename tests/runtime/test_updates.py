@@ -361,6 +361,7 @@ async def test_a_recorded_program_cannot_run_again(tmp_path: Path) -> None:
     [
         ({"mode": "retract"}, "unknown mode 'retract'"),
         ({"on_stale": "kill"}, "unknown on_stale 'kill'"),
+        ({"on_stale": "end"}, "on_stale 'end' has no effect without max_staleness"),
         ({"max_staleness": -1}, "max_staleness is -1"),
     ],
 )
