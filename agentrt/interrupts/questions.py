@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import uuid
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from agentrt.errors import InterruptExpiredError, QuestionClosedError, UsageError
+from agentrt.errors import ConfigError, InterruptExpiredError, QuestionClosedError, UsageError
 from agentrt.interrupts.answers import AnswerForm
 from agentrt.steady import SteadyClock
 
@@ -89,16 +90,17 @@ class Questions:
         """Ask a question, and return the first answer in the form that the program gets.
 
         Cancelling the calling task withdraws the question. Raises `InterruptExpiredError` after
-        ``timeout`` seconds, the errors of the answerer, and `ToolArgumentsError` if the answerer
-        returns an answer that is not valid.
+        ``timeout`` seconds, the errors of the answerer, `ConfigError` if the answerer is not an
+        async function, and `ToolArgumentsError` if it returns an answer that is not valid.
         """
         question.created_at = self.clock.now()
         question.expires_at = None if timeout is None else question.created_at + timeout
         answered = asyncio.get_running_loop().create_future()
         self.open[question.id], self._answers[question.id] = question, answered
         self._tell(question)
-        asking = self._start_answerer(question)
+        asking: asyncio.Future[Any] | None = None
         try:
+            asking = self._start_answerer(question)
             if not await self.clock.wait(answered, timeout):
                 self._close(question, "expired")
                 message = f"nobody answered within {timeout:g} s: {question.text!r}"
@@ -148,7 +150,13 @@ class Questions:
                 self._close(question, "withdrawn")
                 answered.set_exception(wrong)
 
-        asking = asyncio.ensure_future(self._answerer(question))
+        coming: object = self._answerer(question)
+        if not inspect.isawaitable(coming):
+            raise ConfigError(
+                f"the answerer (ask_human=) returned {coming!r:.80}; it must be an async function, "
+                "such as async def answer(question)"
+            )
+        asking = asyncio.ensure_future(coming)
         asking.add_done_callback(hand_on)
         return asking
 

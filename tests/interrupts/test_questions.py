@@ -76,6 +76,16 @@ async def test_the_first_of_two_answers_counts(asked: Asked) -> None:
     assert not asked.questions.open
 
 
+async def test_an_answerer_that_is_not_async_is_named_and_leaves_no_question_open() -> None:
+    answerer: Any = lambda question: "left"  # noqa: E731  # as a user writes it
+    async with Runtime(ScriptedExecutor(), ask_human=answerer) as runtime:
+        asked = Asked(runtime)
+        with pytest.raises(ConfigError, match=r"ask_human=\) returned 'left'; it must be an async"):
+            await asked.start().wait()
+        assert not asked.questions.open
+        assert asked.states == ["open", "withdrawn"]
+
+
 async def test_past_its_timeout_a_question_is_expired(asked: Asked) -> None:
     run = asked.start(timeout=SOON)
     with pytest.raises(InterruptExpiredError, match=r"nobody answered within 1e-06 s: 'Which\?'"):
