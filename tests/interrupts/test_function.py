@@ -233,7 +233,7 @@ async def test_a_tool_that_each_run_defines_anew_is_forgotten() -> None:
         async def look() -> str:
             return "tea"
 
-        schemas.append(weakref.ref(look.schema))  # type: ignore[arg-type]
+        schemas.append(weakref.ref(look.schema))
         return str(await ctx.tool(look))
 
     async with Runtime(ScriptedExecutor()) as runtime:
