@@ -305,6 +305,8 @@ async def test_a_call_that_is_cancelled_in_its_last_step_has_a_report(
         return step
 
     monkeypatch.setattr(executor, "_take_turn", take_and_wait)
+    # On a busy machine, the steps of a turn could take longer, and the turn would end in between.
+    monkeypatch.setattr("agentrt.executors.transformers.executor._ALONE_S", 1e9)
     task = asyncio.ensure_future(reply(executor, max_tokens=3))
     await asyncio.to_thread(ended.wait)
     task.cancel()
