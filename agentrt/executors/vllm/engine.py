@@ -476,6 +476,8 @@ class VLLMEngine(CoreClient):
         except EngineDeadError as error:
             raise EngineDiedError(f"the engine died during call {call.call_id}") from error
         except (VLLMError, ValueError) as error:
+            if isinstance(fault := error.__cause__, EngineError):  # its output cannot be read
+                raise fault from fault.__cause__
             if llm.errored:  # the task that reads outputs has failed, and all calls with it
                 cause = text_of(error.__cause__ or error)
                 raise EngineDiedError(

@@ -1,5 +1,6 @@
 """Access to the engine core and to its client: calls of utility methods of the core, pauses, the
-client's task that reads outputs, the ids of the core's processes, and the client's metrics.
+client's task that reads outputs, outputs that it cannot read, the ids of the core's processes, and
+the client's metrics.
 
 This module does not import vLLM when it is imported, because clients import it before they load an
 engine.
@@ -9,10 +10,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from operator import length_hint
 from threading import Lock
 from typing import TYPE_CHECKING, Any
+
+from agentrt.errors import EngineError, text_of
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
@@ -23,6 +28,7 @@ UTILITY = "agentrt"
 """The utility method by which a client reaches our scheduler: `EngineCore.agentrt(op, argument)`.
 """
 _LAST_OUTPUTS_S = 0.02
+_LOG = logging.getLogger(__name__)
 
 
 def install_control() -> None:
@@ -72,10 +78,11 @@ def start_reader(llm: AsyncLLM) -> None:
     """Start the client's task that reads the engine core's outputs, before any program runs.
 
     vLLM itself would start the task in the first call, and the task would keep that call's context
-    variables. When the task ends, because the engine core has died or because of `stop_reader`, all
+    variables. An output that cannot be read ends only its own call. When the task ends, because the engine core has died or because of `stop_reader`, all
     calls and utility calls that wait for the engine core raise vLLM's error for a dead engine. vLLM
     itself would leave utility calls, and after its shutdown also calls, waiting for ever.
     """
+    _read_each(llm.output_processor)
     llm._run_output_handler()
     reader: asyncio.Task[None] = llm.output_handler
     # Without a reference to the AsyncLLM, because vLLM frees an engine that nobody refers to.
@@ -98,6 +105,57 @@ def _end_waits(
     for answer in answers.values():
         if not answer.done():
             answer.set_exception(EngineDeadError())
+
+
+def _read_each(processor: Any) -> None:
+    """Make the output ``processor`` of an engine's client go on after an output that it cannot
+    read, and make the call of this output raise `EngineError`.
+
+    In vLLM, such an output ends the task that reads outputs, and all calls with it. Each further
+    engine that the call was run on would end in the same way. Check at an upgrade:
+    `OutputProcessor.process_outputs`, which goes through the outputs once, in order, and returns
+    the ids of the requests that have ended at a stop string, so that the core aborts them.
+    """
+
+    def process_outputs(outputs: Sequence[Any], *args: Any, **options: Any) -> Any:
+        unread, position, to_abort = iter(outputs), 0, list[str]()
+        while True:
+            try:
+                processed = type(processor).process_outputs(processor, unread, *args, **options)
+            except Exception as error:
+                before, position = position, len(outputs) - length_hint(unread)
+                if position == before:  # the failure is not that of an output
+                    raise
+                *read, failed = outputs[before:position]
+                # vLLM has lost the ids that it would have returned. To abort a call that was
+                # aborted already does nothing.
+                live = processor.request_states
+                ids = [output.request_id for output in read if not output.finished]
+                to_abort += [request_id for request_id in ids if request_id not in live]
+                _end_call(processor, failed.request_id, error)
+                if not failed.finished:
+                    to_abort.append(failed.request_id)
+            else:
+                processed.reqs_to_abort.extend(to_abort)
+                return processed
+
+    processor.process_outputs = process_outputs
+
+
+def _end_call(processor: Any, request_id: str, error: Exception) -> None:
+    """Make a call raise `EngineError`, because its output cannot be read, and forget the call."""
+    state = processor.request_states.get(request_id)
+    if state is None:  # the call has got its last output, and its statistics failed
+        return
+    _LOG.error("an output of call %s cannot be read", state.external_req_id, exc_info=error)
+    fault = EngineError(
+        f"call {state.external_req_id}: vLLM's client cannot read the call's output "
+        f"({text_of(error)})"
+    )
+    fault.__cause__ = error
+    state.queue.put(fault)
+    processor.lora_states.request_finished(request_id, state.lora_name)
+    processor._finish_request(state)
 
 
 def stop_reader(llm: AsyncLLM) -> None:
