@@ -15,23 +15,25 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
+from vllm.lora.request import LoRARequest
 
 from agentrt import Context, Runtime, ToolCall, program
 from agentrt.engines import EngineOptions, ReplicaSet, VLLMEngine
 from agentrt.errors import CallRejectedError, EngineError, NotServedError
-from agentrt.executors.base import Executor
+from agentrt.executors.base import Executor, last_reply
 from agentrt.executors.chat_api import Frontend
 from agentrt.executors.checkpoints import mark_of
 from agentrt.executors.replicas import Backoff
 from agentrt.executors.weights import Weights
 from agentrt.program.results import ToolResult, messages_of
+from agentrt.request import Call, CallSpec, Identity, RenderedCall, Reply
+from agentrt.request.sampling import Sampling
 from agentrt.router import make_router
 from tests.engine.lent import Lent, WithFront, lent_front
 from tests.engine.seeing import TOKENS, asking, image, said, seeing_flags
 from tests.engine.tiny_vision import tiny_adapter, tiny_vision_model
 from tests.serving.local import MODEL, open_server
 
-pytest.importorskip("vllm")
 pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="module")]
 
 
@@ -160,16 +162,10 @@ async def test_an_update_that_fails_leaves_images_and_adapters(
     """The engine goes back to its weights. Then an adapter's files are removed, while no engine
     has it: its calls are refused, and the engine lives.
     """
-    import torch
-    from safetensors.torch import load_file, save_file
-
     engine = two.replicas[0].executor
     assert isinstance(engine, VLLMEngine)
-    model, folder = Path(engine.model), Path(engine.options.flags[-1].removeprefix("tuned="))
-    tensors = load_file(model / "model.safetensors")
-    name = next(name for name in tensors if name.endswith("1.mlp.down_proj.weight"))
-    save_file({**tensors, name: torch.zeros(64, 100)}, tmp_path / "model.safetensors")
-    weights = Weights(1, str(tmp_path), mark_of(str(tmp_path)))
+    folder = Path(engine.options.flags[-1].removeprefix("tuned="))
+    weights = unfit_weights(engine, tmp_path)
     before = [await said(alone, image(7), model=by) for by in (None, "tuned")]
 
     async def fail_to_update() -> None:
@@ -189,13 +185,83 @@ async def test_an_update_that_fails_leaves_images_and_adapters(
     assert [await said(alone, image(7), model=by) for by in (None, "tuned")] == before
 
 
+async def test_calls_whose_adapter_is_gone_after_a_pause_are_refused(
+    alone: Runtime, two: ReplicaSet, tmp_path: Path
+) -> None:
+    """They stop for an update, with and without output that was delivered. A call of the model
+    itself goes on.
+    """
+    engine = two.replicas[0].executor
+    assert isinstance(engine, VLLMEngine)
+    folder = Path(engine.options.flags[-1].removeprefix("tuned="))
+    tuned = LoRARequest("tuned", 1, str(folder))
+    weights = unfit_weights(engine, tmp_path)
+    whole = await last_reply(engine.generate(tokens_for("whole"), stream=False))
+    streamed = engine.generate(tokens_for("streamed", tuned), stream=True)
+    await anext(streamed)
+    waiting = [
+        asyncio.create_task(last_reply(engine.generate(tokens_for(name, by), stream=False)))
+        for name, by in (("unread", tuned), ("own", None))
+    ]
+    await asyncio.sleep(0)
+    await engine.pause_generation("keep")
+    gone = shutil.move(folder, tmp_path / "gone")
+    with pytest.raises(EngineError, match="cannot load the weights"):
+        await engine.load_weights(weights)
+    await engine.resume_generation()
+    unread, own = await asyncio.gather(*waiting, return_exceptions=True)
+    assert isinstance(own, Reply)
+    assert own.token_ids == whole.token_ids
+    assert isinstance(unread, CallRejectedError)
+    with pytest.raises(CallRejectedError, match="adapter 'tuned' cannot be loaded"):
+        [chunk async for chunk in streamed]
+    shutil.move(gone, folder)
+    assert (await last_reply(engine.generate(tokens_for("again", tuned), stream=False))).token_ids
+    assert (await engine.snapshot())["requests"] == 0
+
+
+async def test_a_relative_path_of_an_adapter_that_is_gone_is_refused(two: ReplicaSet) -> None:
+    """The engine has no room to load it before the call runs."""
+    engine = two.replicas[0].executor
+    assert isinstance(engine, VLLMEngine)
+    folder = Path(engine.options.flags[-1].removeprefix("tuned="))
+    await engine.add_adapter(engine.model, LoRARequest("tuned", 1, str(folder)))
+    gone = LoRARequest("gone", 3, "../" * 20 + str(folder / "gone").lstrip("/"))
+    with pytest.raises(CallRejectedError, match="adapter 'gone' cannot be loaded"):
+        await last_reply(engine.generate(tokens_for("gone", gone), stream=False))
+    assert (await last_reply(engine.generate(tokens_for("own"), stream=False))).token_ids
+
+
+def unfit_weights(engine: VLLMEngine, folder: Path) -> Weights:
+    """Weights that the engine cannot load."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    tensors = load_file(Path(engine.model) / "model.safetensors")
+    name = next(name for name in tensors if name.endswith("1.mlp.down_proj.weight"))
+    save_file({**tensors, name: torch.zeros(64, 100)}, folder / "model.safetensors")
+    return Weights(1, str(folder), mark_of(str(folder)))
+
+
+def tokens_for(name: str, adapter: LoRARequest | None = None) -> Call:
+    """A call of 200 tokens, with an adapter."""
+    rendered = None if adapter is None else RenderedCall({}, None, {"lora_request": adapter})
+    spec = CallSpec(
+        prompt_token_ids=(7,) * 20,
+        max_tokens=200,
+        ignore_eos=True,
+        sampling=Sampling(),
+        rendered=rendered,
+    )
+    return Call(Identity(f"{name}/0", name, "t"), spec)
+
+
 async def test_calls_with_more_adapters_than_the_engine_holds_drop_no_adapter_before_they_run(
     alone: Runtime, two: ReplicaSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The engine holds one adapter. An adapter that is loaded while its calls wait drops the
     adapter of the calls that run, which the next step would load again.
     """
-    from vllm.lora.request import LoRARequest
     from vllm.v1.engine.async_llm import AsyncLLM
 
     engine = two.replicas[0].executor

@@ -440,8 +440,7 @@ class VLLMEngine(CoreClient):
         from vllm.v1.engine.exceptions import EngineDeadError
 
         llm = self._engine()
-        is_pooled = call.spec.rendered is not None and call.spec.rendered.pooled
-        live = self._live[call.call_id] = LiveCall(restarts=not is_pooled)
+        live = self._live[call.call_id] = LiveCall.of(call)
         try:
             while not live.over:  # more than once only if a pause aborts the call
                 live.aborted = False
@@ -449,19 +448,20 @@ class VLLMEngine(CoreClient):
                 text = ""
                 ids: list[int] = []
                 logprobs = LogprobCollector.of(call.spec)
-                await self._need_adapter(options.get("lora_request"))
+                await self._need_adapter(live.adapter)
                 await self._grammars.check(llm, params, call.identity.tenant)
-                compute = llm.encode if is_pooled else llm.generate
+                live.check()
+                compute = llm.generate if live.restarts else llm.encode
                 outputs = compute(prompt, params, call.call_id, **options)
                 async with contextlib.aclosing(outputs):
                     async for output in outputs:
+                        if live.was_aborted(output):
+                            break
                         if isinstance(output, PoolingRequestOutput):
                             live.over = True
                             yield Chunk("", _pooled(output), output=output)
                             break
                         last = output.outputs[0]
-                        if live.aborted and last.finish_reason == "abort":
-                            break
                         live.over, live.delivered = output.finished, True
                         check_compiled(call, params, last)
                         text += last.text
@@ -476,14 +476,8 @@ class VLLMEngine(CoreClient):
         except EngineDeadError as error:
             raise EngineDiedError(f"the engine died during call {call.call_id}") from error
         except (VLLMError, ValueError) as error:
-            if isinstance(fault := error.__cause__, EngineError):  # its output cannot be read
-                raise fault from fault.__cause__
-            if llm.errored:  # the task that reads outputs has failed, and all calls with it
-                cause = text_of(error.__cause__ or error)
-                raise EngineDiedError(
-                    f"the engine's client failed during call {call.call_id}: {cause}"
-                ) from error
-            raise refused(call, error) from error
+            fault = _fault_of(call, error, client_failed=llm.errored)
+            raise fault from fault.__cause__ or error
         finally:
             self._live.pop(call.call_id, None)
 
@@ -646,6 +640,22 @@ class VLLMEngine(CoreClient):
         self._adapters.clear()
         if error := next(filter(None, errors), None):
             raise EngineError(error)
+        await self._load_adapters(llm)
+
+    async def _load_adapters(self, llm: AsyncLLM) -> None:
+        """Load the LoRA adapters of the calls in the engine again, because vLLM's workers have
+        dropped them. End the calls whose adapter cannot be loaded: the next step would load it, and
+        the engine core would die.
+        """
+        adapters = {live.adapter for live in self._live.values()} - {None}
+        for adapter in adapters:
+            try:
+                await self._need_adapter(adapter)
+            except CallRejectedError as error:
+                calls = {i: live for i, live in self._live.items() if live.adapter == adapter}
+                for live in calls.values():
+                    live.refusal = str(error)
+                await llm.abort([*calls])
 
     async def _empty_cache(self, llm: AsyncLLM) -> None:
         """Empty the prefix cache, and free the blocks of the calls that were paused."""
@@ -702,18 +712,55 @@ class VLLMEngine(CoreClient):
         return KVEventBatch.from_wire(values), self._hasher.size
 
 
+def _fault_of(call: Call, error: Exception, *, client_failed: bool) -> EngineError:
+    """Return the error of a call for an error of vLLM's client."""
+    if isinstance(error.__cause__, EngineError):  # an output of the call cannot be read
+        return error.__cause__
+    if client_failed:  # the task that reads outputs has failed, and all calls with it
+        cause = text_of(error.__cause__ or error)
+        return EngineDiedError(f"the engine's client failed during call {call.call_id}: {cause}")
+    return refused(call, error)
+
+
 @dataclass(slots=True)
 class LiveCall:
     """A call in the engine. ``aborted`` says that a pause has aborted the call, so that it begins
     again later.
 
     A call that ``restarts`` may begin again as long as none of its output was ``delivered``.
+    ``adapter`` is its LoRA adapter, if any. ``refusal`` says why the adapter could not be loaded
+    again.
     """
 
     restarts: bool
+    adapter: Any = None
+    refusal: str = ""
     delivered: bool = False
     aborted: bool = False
     over: bool = False
+
+    @classmethod
+    def of(cls, call: Call) -> LiveCall:
+        """Return the state of a call that begins. Calls of pooling models cannot begin again."""
+        rendered = call.spec.rendered
+        if rendered is None:
+            return cls(restarts=True)
+        return cls(not rendered.pooled, rendered.options.get("lora_request"))
+
+    def check(self) -> None:
+        """Raise `CallRejectedError` if the call's adapter could not be loaded again."""
+        if self.refusal:
+            raise CallRejectedError(self.refusal)
+
+    def was_aborted(self, output: RequestOutput | PoolingRequestOutput[Any]) -> bool:
+        """Return whether ``output`` ends the call because a pause has aborted it. Raises
+        `CallRejectedError` if it ends the call because the call's adapter is gone.
+        """
+        completions = output.outputs  # a pooling model's output does not say why it ended
+        if isinstance(completions, list) and completions[0].finish_reason != "abort":
+            return False
+        self.check()
+        return self.aborted
 
     @property
     def may_restart(self) -> bool:

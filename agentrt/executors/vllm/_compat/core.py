@@ -78,9 +78,10 @@ def start_reader(llm: AsyncLLM) -> None:
     """Start the client's task that reads the engine core's outputs, before any program runs.
 
     vLLM itself would start the task in the first call, and the task would keep that call's context
-    variables. An output that cannot be read ends only its own call. When the task ends, because the engine core has died or because of `stop_reader`, all
-    calls and utility calls that wait for the engine core raise vLLM's error for a dead engine. vLLM
-    itself would leave utility calls, and after its shutdown also calls, waiting for ever.
+    variables. An output that cannot be read ends only its own call. When the task ends, because the
+    engine core has died or because of `stop_reader`, all calls and utility calls that wait for the
+    engine core raise vLLM's error for a dead engine. vLLM itself would leave utility calls, and
+    after its shutdown also calls, waiting for ever.
     """
     _read_each(llm.output_processor)
     llm._run_output_handler()

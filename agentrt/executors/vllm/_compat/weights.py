@@ -6,6 +6,7 @@ vLLM mixes `WeightsWorker` into its worker class (the option ``worker_extension_
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -17,16 +18,39 @@ _ADAPTER_WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin", "adapter_m
 
 
 def missing_adapter(lora_path: str) -> str:
-    """Return which files of a LoRA adapter are missing, as a text; "" if there are none, and for an
-    adapter on a hub, which vLLM downloads when it loads the adapter.
+    """Return which files of a LoRA adapter are missing, as a text; "" if there are none.
+
+    vLLM takes a relative path for the name of a repository on a hub, if no file has this path. So
+    the path of a folder that was removed may look like such a name. If the repository has not been
+    downloaded, this downloads it, as vLLM would in a step of the engine.
     """
     folder = Path(lora_path).expanduser()
-    if not (folder.is_absolute() or folder.exists()):
-        return ""
+    if folder.is_absolute() or folder.exists():
+        return _missing_files(folder)
+    return _missing_on_hub(lora_path)
+
+
+def _missing_files(folder: Path) -> str:
     for names in ((_ADAPTER_CONFIG,), _ADAPTER_WEIGHTS):
         if not any((folder / name).is_file() for name in names):
             return f"{str(folder)!r} has no file {' or '.join(names)}"
     return ""
+
+
+def _missing_on_hub(name: str) -> str:
+    from huggingface_hub import snapshot_download
+    from vllm import envs
+    from vllm.lora.utils import get_adapter_absolute_path
+
+    if envs.VLLM_USE_MODELSCOPE:
+        return ""
+    with contextlib.suppress(Exception):  # it is not in the cache, or cannot be a repository's name
+        if not _missing_files(Path(snapshot_download(name, local_files_only=True))):
+            return ""
+    try:
+        return _missing_files(Path(get_adapter_absolute_path(name)))
+    except Exception as error:
+        return f"{name!r} is not a folder, and cannot be downloaded: {error}"
 
 
 class WeightsWorker:
