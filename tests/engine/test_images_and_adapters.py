@@ -6,6 +6,7 @@ tests/engine/test_ray.py has them on other nodes.
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import shutil
 import signal
@@ -29,6 +30,7 @@ from agentrt.program.results import ToolResult, messages_of
 from agentrt.request import Call, CallSpec, Identity, RenderedCall, Reply
 from agentrt.request.sampling import Sampling
 from agentrt.router import make_router
+from tests.doubles.tinymodel import tiny_model
 from tests.engine.lent import Lent, WithFront, lent_front
 from tests.engine.seeing import TOKENS, asking, image, said, seeing_flags
 from tests.engine.tiny_vision import tiny_adapter, tiny_vision_model
@@ -230,6 +232,52 @@ async def test_a_relative_path_of_an_adapter_that_is_gone_is_refused(two: Replic
     with pytest.raises(CallRejectedError, match="adapter 'gone' cannot be loaded"):
         await last_reply(engine.generate(tokens_for("gone", gone), stream=False))
     assert (await last_reply(engine.generate(tokens_for("own"), stream=False))).token_ids
+
+
+async def test_a_prompt_is_scored_by_the_adapter_of_its_call(tmp_path: Path) -> None:
+    """On a CPU, stock vLLM's engine dies. The adapter changes the logits themselves, too, and
+    prompts of other lengths are scored in the same step.
+    """
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    model = tiny_model(tmp_path / "model", says_blanks=False)
+    folder = tiny_adapter(tmp_path / "adapter", model)
+    file, about = folder / "adapter_model.safetensors", folder / "adapter_config.json"
+    config = json.loads(about.read_text("utf-8"))
+    config["target_modules"].append("lm_head")
+    about.write_text(json.dumps(config), "utf-8")
+    shapes = json.loads((model / "config.json").read_text("utf-8"))
+    head = "base_model.model.lm_head.lora_{}.weight"
+    more = {
+        head.format("A"): torch.randn(8, shapes["hidden_size"]),
+        head.format("B"): torch.randn(shapes["vocab_size"], 8),
+    }
+    save_file(load_file(file) | more, file, metadata={"format": "pt"})
+    flags = (
+        *("--dtype", "float32", "--max-model-len", "256", "--num-gpu-blocks-override", "64"),
+        *("--enable-lora", "--max-lora-rank", "8", "--lora-modules", f"tuned={folder}"),
+    )
+
+    @program
+    async def scores(ctx: Context, model: str | None) -> list[tuple[float, float]]:
+        befores = [await ctx.context("word " * n, model=model) for n in (9, 30, 60)]
+        contexts = [before.fork() for before in befores]
+        written = [
+            await context.generate(n, logprobs=0, ignore_eos=True)
+            for n, context in zip((4, 9, 15), contexts, strict=True)
+        ]
+        scored = await asyncio.gather(
+            *(before.score(each.token_ids) for before, each in zip(befores, written, strict=True))
+        )
+        sums = [sum(ranked[0][1] for ranked in each.logprobs) for each in written]
+        return list(zip(sums, (each.total for each in scored), strict=True))
+
+    async with Runtime(VLLMEngine(EngineOptions(str(model), 8, flags=flags))) as runtime:
+        of_model, tuned = [await runtime.start(scores, by).wait() for by in (None, "tuned")]
+    for total, scored in of_model + tuned:
+        assert scored == pytest.approx(total, abs=1e-3)
+    assert of_model != tuned
 
 
 def unfit_weights(engine: VLLMEngine, folder: Path) -> Weights:

@@ -34,6 +34,11 @@ CALLED = {
     "core": {
         "v1.engine.async_llm:AsyncLLM._run_output_handler": "self",
         "v1.engine.output_processor:OutputProcessor.propagate_error": "self e",
+        "v1.engine.output_processor:OutputProcessor.process_outputs": (
+            "self engine_core_outputs engine_core_timestamp iteration_stats weight_version"
+        ),
+        "v1.engine.output_processor:OutputProcessor._finish_request": "self req_state",
+        "v1.metrics.stats:LoRARequestStates.request_finished": "self req_id lora_name",
         "v1.engine.core_client:AsyncMPClient.call_utility_async": "self method *args",
         "v1.engine.core_client:AsyncMPClient.pause_scheduler_async": "self mode clear_cache",
         "v1.engine.core:EngineCoreProc._convert_msgspec_args": "method args",
@@ -80,6 +85,7 @@ CALLED = {
         "v1.core.sched.request_queue:RequestQueue.remove_requests": "self requests",
     },
     "weights": {
+        "lora.utils:get_adapter_absolute_path": "lora_path",
         "v1.worker.gpu_worker:Worker.reload_weights": "self *args **kwargs",
         "v1.worker.gpu_model_runner:GPUModelRunner.reload_weights": (
             "self weights_iterator weights_path is_checkpoint_format"
@@ -221,6 +227,12 @@ CALLED = {
     "sampling": {
         "v1.sample.rejection_sampler:expand_batch_to_tokens": (
             "x cu_num_tokens num_tokens replace_from replace_to"
+        ),
+        "v1.worker.gpu_model_runner:GPUModelRunner._get_prompt_logprobs_dict": (
+            "self hidden_states num_scheduled_tokens"
+        ),
+        "lora.punica_wrapper.punica_cpu:PunicaWrapperCPU.add_lora_logits": (
+            "self y x lora_a_stacked lora_b_stacked scale buffer **kwargs"
         ),
     },
     "held_calls": {

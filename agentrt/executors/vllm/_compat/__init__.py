@@ -8,8 +8,9 @@ The place depends on the process in which the use must take effect.
 installed when `agentrt.executors.vllm.engine_core.scheduler` is imported, since the core needs them
 before its scheduler):
 
-- `core`: the engine core and its client: utility methods, pauses, the reader of outputs, the
-  process; the client's own metrics and their registry, which `VLLMEngine._load` installs.
+- `core`: the engine core and its client: utility methods, pauses, the reader of outputs, also of
+  outputs that it cannot read, the process; the client's own metrics and their registry, which
+  `VLLMEngine._load` installs.
 - `batches`: how the client sends messages to the core, and how the core reads them. The client's
   part is installed by `VLLMEngine.start`.
 - `scheduling`: the scheduler, the outputs of its steps, and shortcuts through its steps. vLLM
@@ -20,9 +21,10 @@ before its scheduler):
 - `offloading`: the cache policy of host memory. vLLM loads it by name, and calls its interface
   experimental.
 - `sampling`: how the CPU model runner resets the random generator of a seeded request after it has
-  discarded a sample, and how it accepts the tokens of a draft model; the model's own log
-  probabilities for outputs that a grammar constrains. It also has the interface of logits
-  processors in each model runner (a documented plug-in), which an engine's client uses.
+  discarded a sample, how it accepts the tokens of a draft model, and how it scores prompts with
+  LoRA adapters; the model's own log probabilities for outputs that a grammar constrains. It also
+  has the interface of logits processors in each model runner (a documented plug-in), which an
+  engine's client uses.
 - `prefixes`: block hashes, the prefix cache's map of blocks, and the publisher of KV events.
 
 `VLLMEngine._load` installs the replacements of an engine's client, before vLLM starts the core:

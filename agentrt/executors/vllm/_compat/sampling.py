@@ -1,5 +1,6 @@
-"""Sampling in the model runner: works around two errors of vLLM on a CPU, gives the model's own log
-probabilities for outputs that a grammar constrains, and knows the interface of logits processors.
+"""Sampling in the model runner: works around three errors of vLLM on a CPU, gives the model's own
+log probabilities for outputs that a grammar constrains, and knows the interface of logits
+processors.
 
 **Seeds** (0.32, 0.33). When a prompt is computed in several steps, vLLM samples a token at the end
 of each step, and discards all samples but the last. It then resets the random generator of a seeded
@@ -11,6 +12,11 @@ long prompt would cause this error.
 temperature, top-k and top-p of each request for each of its drafts. Its replacement for the Triton
 kernel writes the repeated values to a copy, so that sampling reads memory that was never written,
 and accepts tokens that the model would not write.
+
+**Scores with adapters** (seen in 0.32). For the log probabilities of a prompt, vLLM computes the
+logits of many tokens of one request. An engine with LoRA adapters adds the adapter's part to the
+logits. On a CPU, it takes the adapters of the requests of the batch, one for each row, and raises
+an error, so that the engine dies.
 
 **Log probabilities.** vLLM masks the tokens that a grammar does not allow before it computes log
 probabilities, so that they are relative to the allowed tokens. Training needs the log probabilities
@@ -33,7 +39,7 @@ if TYPE_CHECKING:
 
 def mend_sampling() -> None:
     """On a CPU, make the model runner reset generators to their state before a discarded sample,
-    and repeat the values of requests for their drafts.
+    repeat the values of requests for their drafts, and score prompts with their own adapter.
 
     Call it in the engine core before its first step. On other devices it does nothing.
     """
@@ -45,6 +51,7 @@ def mend_sampling() -> None:
     if sampler is not None:
         sampler.expand_batch_to_tokens = _repeated
     _take_samples_back_by_state()
+    _score_with_own_adapter()
 
 
 def _repeated(
@@ -94,6 +101,50 @@ def _to_take_back(runner: Any) -> list[Any]:
     discarded = runner.discard_request_mask.np[: batch.num_reqs].nonzero()[0]
     generators = (batch.generators.get(int(index)) for index in discarded)
     return [generator for generator in generators if generator is not None]
+
+
+def _score_with_own_adapter() -> None:
+    from vllm.lora.punica_wrapper.punica_cpu import PunicaWrapperCPU
+    from vllm.v1.worker.cpu_model_runner import CPUModelRunner
+
+    if hasattr(CPUModelRunner, "_agentrt_scored"):
+        return
+    scores, add = CPUModelRunner._get_prompt_logprobs_dict, PunicaWrapperCPU.add_lora_logits
+    scored: list[int] = []
+    """The first token, in the step, of the request whose prompt is scored; else empty."""
+
+    def _get_prompt_logprobs_dict(self: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        wanted, results = self.num_prompt_logprobs, dict[str, Any]()
+        if self.lora_config is None or not wanted:
+            return dict(scores(self, *args, **kwargs))
+        for request, number in [*wanted.items()]:
+            self.num_prompt_logprobs = {request: number}
+            index = self.input_batch.req_id_to_index.get(request)
+            if index is not None:
+                scored.append(self.query_start_loc.np[index].item())
+            try:
+                results |= scores(self, *args, **kwargs)
+                if not self.num_prompt_logprobs:  # the whole prompt is scored
+                    del wanted[request]
+            finally:
+                self.num_prompt_logprobs = wanted
+                scored.clear()
+        return results
+
+    def add_lora_logits(self: Any, y: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
+        if not scored:
+            return add(self, y, x, *args, **kwargs)
+        of_batch, count, rows = self._sampler_indices, self.indices_len[1], x.shape[0]
+        own = self.token_lora_indices[scored[0] : scored[0] + 1]
+        self._sampler_indices, self.indices_len[1] = own.expand(rows), rows
+        try:
+            return add(self, y, x, *args, **kwargs)
+        finally:
+            self._sampler_indices, self.indices_len[1] = of_batch, count
+
+    CPUModelRunner._get_prompt_logprobs_dict = _get_prompt_logprobs_dict
+    PunicaWrapperCPU.add_lora_logits = add_lora_logits
+    CPUModelRunner._agentrt_scored = scored
 
 
 _RUNNER = "vllm.v1.worker.gpu_model_runner"
