@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import count
@@ -25,6 +25,7 @@ from agentrt.serving.langgraph.database.interrupts import (
     EXPIRED,
     deadline_of,
     interrupts_in,
+    is_answer_map,
     is_open,
 )
 from agentrt.serving.langgraph.database.runs import body_after
@@ -99,9 +100,8 @@ class ThreadQuestions:
                 return question
         if not rows:
             return None
-        return replace(
-            self._question(rows[0], {"id": interrupt_id, "value": ""}, ()), state="closed"
-        )
+        closed = self._question(rows[0], {"id": interrupt_id, "value": ""}, ())
+        return replace(closed, state=await self._end_of(thread, interrupt_id))
 
     async def answer(self, viewer: Viewer, question: QuestionView, value: Any) -> Mapping[str, Any]:
         question.form.accept(value)
@@ -158,6 +158,16 @@ class ThreadQuestions:
             for interrupt in interrupts_in(row.interrupts)
         ]
 
+    async def _end_of(self, thread: str, interrupt_id: str) -> str:
+        """Return the state of a question that the thread does not ask any more: answered or
+        expired if a run of the thread brought its answer by id, else closed.
+        """
+        brought = sa.select(runs.c.kwargs).where(
+            runs.c.thread_id == thread, runs.c.kwargs.contains(interrupt_id, autoescape=True)
+        )
+        kwargs = [json.loads(run.kwargs) for run in await self._database.rows(brought)]
+        return _state_by_answer(kwargs, interrupt_id) or "closed"
+
     async def _resume(self, question: QuestionView, value: Any, caller: Requester | None) -> str:
         """Start a run that resumes a thread with an answer, and return the run's id.
 
@@ -196,7 +206,9 @@ class ThreadQuestions:
         fields = value if isinstance(value, dict) else {}
         text = value if isinstance(value, str) else fields.get("question")
         deadline = deadline_of(interrupt) if self._state.graphs.is_native(graph) else None
-        state = "open" if is_open(interrupt["id"], row.interrupts, active) else "answered"
+        state = "open"
+        if not is_open(interrupt["id"], row.interrupts, active):
+            state = _state_by_answer(active, interrupt["id"]) or "answered"
         clock = self._database.clock
         if state == "open" and deadline is not None and clock.now() >= deadline:
             state = "expired"
@@ -233,3 +245,14 @@ class ThreadQuestions:
         wanted = {c.tenant: viewer.tenant, c.thread_id: thread}
         conditions = [column == value for column, value in wanted.items() if value is not None]
         return [~c.temporary, *conditions, *visible(c.metadata, only)]
+
+
+def _state_by_answer(kwargs_of_runs: Iterable[Mapping[str, Any]], interrupt_id: str) -> str | None:
+    """Return the state of a question that a run answered by the question's id: "expired" if its
+    deadline had passed, else "answered". Return None if none of the runs did.
+    """
+    for kwargs in kwargs_of_runs:
+        resume: Any = (kwargs.get("command") or {}).get("resume")
+        if is_answer_map(resume) and interrupt_id in resume:
+            return "expired" if resume[interrupt_id] == EXPIRED else "answered"
+    return None

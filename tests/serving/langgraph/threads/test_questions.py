@@ -107,6 +107,11 @@ async def answered(http: httpx.AsyncClient, question: Any, value: Any) -> httpx.
     return await http.post(f"/v1/questions/{question['id']}", json={"answer": value})
 
 
+async def state_of(http: httpx.AsyncClient, question: Any) -> str:
+    state: str = (await http.get(f"/v1/questions/{question['id']}")).json()["state"]
+    return state
+
+
 async def joined(client: LangGraphClient, answer: httpx.Response) -> Any:
     """Return the result of the run that an answer has started."""
     assert answer.status_code == 200, answer.text
@@ -139,8 +144,10 @@ async def test_an_answer_resumes_the_thread(it: Serving) -> None:
         assert done == {"steps": ["in", "first", "answered left", "last"]}
         assert (await client.threads.get(thread))["status"] == "idle"
         assert await listed(http, thread=thread) == []
+        assert await state_of(http, question) == "answered"
         late = await answered(http, question, "right")
         assert (late.status_code, late.json()["error"]["code"]) == (409, "question_closed")
+        assert late.json()["error"]["message"].endswith("it was answered already")
 
 
 async def test_threads_without_an_open_question_do_not_count_for_the_limit(
@@ -282,12 +289,14 @@ async def test_past_its_time_a_programs_question_gets_no_answer_any_more(
         assert it.loop is not None
         [source] = [one for one in it.server.questions.sources if isinstance(one, ThreadQuestions)]
         monkeypatch.setattr(source, "_resume", busy)
+        questions = []
         await client.runs.wait(threads[0], "patient", input={"default": default})
         await client.runs.wait(threads[1], "patient", input={})
         for thread in threads:
             assert await listed(http, thread=thread) == []
             [[interrupt]] = (await client.threads.get(thread))["interrupts"].values()
             question = {"id": f"{UUID(thread).hex}-{interrupt['id']}"}
+            questions.append(question)
             late = await answered(http, question, "late")
             assert late.status_code == 409
             assert "it has expired" in late.json()["error"]["message"]
@@ -298,6 +307,7 @@ async def test_past_its_time_a_programs_question_gets_no_answer_any_more(
         assert await client.runs.join(threads[0], with_default["run_id"]) == default
         failed: Any = await client.runs.join(threads[1], without["run_id"])
         assert failed["__error__"]["error"] == "InterruptExpiredError"
+        assert [await state_of(http, one) for one in questions] == ["expired", "expired"]
 
 
 @pytest.mark.parametrize("value", ["a\0b", 2**70])
