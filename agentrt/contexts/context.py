@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequenc
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 from functools import partial
+from numbers import Integral, Real
 from typing import Any, Literal, Self, cast
 
 from agentrt.contexts.attention import Attention
@@ -81,6 +82,7 @@ class TokenContext:
         generating, or is being filled.
         """
         with self._changing("filling"):
+            _check_content(content)
             if is_messages(content):
                 frontend = await self._emitter.frontend()
                 chat = await self._chat.extended(frontend, self.model, self._ids, content)
@@ -94,7 +96,7 @@ class TokenContext:
         generating, or is being filled.
         """
         self._check_free()
-        if not 0 <= length <= len(self._ids):
+        if not 0 <= _whole("the length", length) <= len(self._ids):
             raise ConfigError(
                 f"truncate({length}): the context has {len(self._ids)} tokens; the length must be "
                 f"from 0 to {len(self._ids)}"
@@ -192,23 +194,29 @@ class TokenContext:
                 ignore_eos=ignore_eos,
                 allowed=allowed is not None,
             )
+        if (most := _whole("max_tokens", max_tokens)) < 1:
+            raise ConfigError(f"max_tokens must be at least 1, got {most}")
+        heat = _number("temperature", temperature)
+        only_seed = None if seed is None else _whole("seed", seed)
+        if not isinstance(ignore_eos, bool):
+            raise ConfigError(f"ignore_eos must be True or False, got {ignore_eos!r}")
+        if logits is not None and not isinstance(logits, Mapping):
+            raise ConfigError(f"logits must be a mapping of processors to values, got {logits!r}")
         sampling = Sampling(
-            top_p=top_p,
-            top_k=top_k,
-            min_p=min_p,
-            stop=(stop,) if isinstance(stop, str) else tuple(stop),
-            stop_token_ids=tuple(stop_token_ids),
-            logprobs=logprobs,
+            top_p=_number("top_p", top_p),
+            top_k=_whole("top_k", top_k),
+            min_p=_number("min_p", min_p),
+            stop=_texts("stop", stop),
+            stop_token_ids=_token_ids("stop_token_ids", stop_token_ids),
+            logprobs=None if logprobs is None else _whole("logprobs", logprobs),
             constraint=constrain if isinstance(constrain, Constraint) else None,
-            allowed_token_ids=None if allowed is None else tuple(allowed),
+            allowed_token_ids=None if allowed is None else _token_ids("allowed", allowed),
             logits=logits or {},
             attention=attention,
         )
 
         def run(stream: bool) -> AsyncGenerator[Piece, None]:
-            spec = self._spec(
-                self._ids, sampling, max_tokens, temperature, seed, ignore_eos=ignore_eos
-            )
+            spec = self._spec(self._ids, sampling, most, heat, only_seed, ignore_eos=ignore_eos)
             return self._generated(spec, constrain, stream=stream)
 
         return Generation(run)
@@ -222,6 +230,7 @@ class TokenContext:
         the number of the likeliest tokens that are returned for each position. Raises `ConfigError`
         if the context or ``content`` is empty.
         """
+        top = _whole("top", top)
         ids = await self._as_ids(content)
         first = len(self._ids)
         if not (first and ids):
@@ -257,13 +266,13 @@ class TokenContext:
         changed. Raises `ConfigError` if the context is empty, ``k`` is below 1, or ``allowed`` has
         no or too many tokens.
         """
-        if k < 1:
+        if (k := _whole("k", k)) < 1:
             raise ConfigError(f"next_tokens(k={k}): k must be at least 1")
-        if allowed is not None and not 0 < len(allowed) <= MOST_ALLOWED:
+        only = None if allowed is None else _token_ids("allowed", allowed)
+        if only is not None and not 0 < len(only) <= MOST_ALLOWED:
             raise ConfigError(
-                f"next_tokens(allowed=…) takes 1 to {MOST_ALLOWED} tokens, not {len(allowed)}"
+                f"next_tokens(allowed=…) takes 1 to {MOST_ALLOWED} tokens, not {len(only)}"
             )
-        only = None if allowed is None else tuple(allowed)
         sampling = Sampling(logprobs=k, allowed_token_ids=only, attention=attention, as_text=False)
         spec = self._spec(self._ids, sampling)
         reply = await self._reply(spec, "next_tokens")
@@ -332,14 +341,15 @@ class TokenContext:
         return await frontend.detokenize(ids, self.model)
 
     async def _as_ids(self, content: Content) -> tuple[int, ...]:
+        _check_content(content)
         if isinstance(content, str | ReadsAsText):
             frontend = await self._emitter.frontend()
             return tuple(await frontend.tokenize(str(content), self.model))
-        if not all(isinstance(each, int) for each in content):
-            kinds = sorted({type(each).__name__ for each in content})
+        kinds = set(map(type, content))
+        if any(kind is bool or not issubclass(kind, int) for kind in kinds):
             raise ConfigError(
                 "a context takes text, chat messages, or token ids, not a list of "
-                f"{', '.join(kinds)}"
+                f"{', '.join(sorted(kind.__name__ for kind in kinds))}"
             )
         ids = tuple(cast(Sequence[int], content))
         wrong = next((each for each in ids if not 0 <= each < _END_OF_IDS), None)
@@ -376,6 +386,54 @@ class TokenContext:
             raise UsageError(
                 "the context is being filled; await the other fill() first, or use a fork"
             )
+
+
+# -- types of arguments ------------------------------------------------------------------------
+#
+# vLLM's engine core reads no further calls after a sampling parameter of a wrong type, so that all
+# calls wait for ever. vLLM checks the values of parameters, but not the types of all of them.
+
+_INT64 = 2**63
+
+
+def _whole(name: str, value: Any) -> int:
+    """Return an option as an int. Raises `ConfigError` for any other value than a whole number of
+    64 bits.
+    """
+    whole = int(value) if isinstance(value, Integral) and not isinstance(value, bool) else _INT64
+    if -_INT64 <= whole < _INT64:
+        return whole
+    raise ConfigError(f"{name} must be a whole number of at most 64 bits, got {value!r:.80}")
+
+
+def _number(name: str, value: Any) -> float:
+    """Return an option as a number. Raises `ConfigError` for any other value."""
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return value
+    if isinstance(value, Real) and not isinstance(value, bool):
+        return float(value)
+    raise ConfigError(f"{name} must be a number, got {value!r:.80}")
+
+
+def _token_ids(name: str, values: Any) -> tuple[int, ...]:
+    if not isinstance(values, Iterable):
+        raise ConfigError(f"{name} must be a list of token ids, got {values!r:.80}")
+    return tuple(_whole(f"a token id of {name}", value) for value in values)
+
+
+def _texts(name: str, values: Any) -> tuple[str, ...]:
+    texts = tuple(values) if isinstance(values, Iterable) else (None,)
+    if isinstance(values, str):
+        texts = (values,)
+    if not all(isinstance(text, str) for text in texts):
+        raise ConfigError(f"{name} must be a string or several strings, got {values!r:.80}")
+    return texts
+
+
+def _check_content(content: Any) -> None:
+    """Raise `ConfigError` for content that is neither a text nor a list."""
+    if not isinstance(content, str | ReadsAsText | Iterable):
+        raise ConfigError(f"a context takes text, chat messages, or token ids, got {content!r:.80}")
 
 
 # -- tokens that contexts share, and tokens that can be evicted when a context is dropped ------

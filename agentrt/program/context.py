@@ -118,9 +118,11 @@ class Context:
         """Make a token context that the program owns. ``content`` is text, token ids, or the
         messages of a chat. Messages are followed by the tokens that start the model's turn.
 
-        ``model`` names a served model or an adapter. Raises `ConfigError` if the executor cannot
-        convert text or messages to token ids.
+        ``model`` names a served model or an adapter. Raises `ConfigError` for arguments of wrong
+        types, and if the executor cannot convert text or messages to token ids.
         """
+        if not isinstance(model, str | None):
+            raise ConfigError(f"model must be the name of a model, got {model!r:.80}")
         made = TokenContext(self._emitter.contexts, model)
         await made.fill(content)
         return made

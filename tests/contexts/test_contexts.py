@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import pytest
 import pytest_asyncio
 
@@ -223,6 +225,83 @@ async def test_wrong_use_is_one_clear_error(shared: Runtime, engine: ScriptedEng
             pass
         with pytest.raises(UsageError, match="was dropped"):
             context.fork()
+
+    await run(shared, body)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"max_tokens": "5"}, "max_tokens must be a whole number of at most 64 bits, got '5'"),
+        ({"max_tokens": 0}, "max_tokens must be at least 1, got 0"),
+        ({"seed": "a"}, "seed must be a whole number"),
+        ({"seed": 2**63}, "seed must be a whole number"),
+        ({"seed": True}, "seed must be a whole number"),
+        ({"top_k": 1.5}, "top_k must be a whole number"),
+        ({"logprobs": [1]}, "logprobs must be a whole number"),
+        ({"temperature": "hot"}, "temperature must be a number, got 'hot'"),
+        ({"top_p": None}, "top_p must be a number, got None"),
+        ({"min_p": True}, "min_p must be a number, got True"),
+        ({"ignore_eos": 1}, "ignore_eos must be True or False, got 1"),
+        ({"stop": 5}, "stop must be a string or several strings, got 5"),
+        ({"stop": ["a", 5]}, "stop must be a string or several strings"),
+        ({"stop_token_ids": 5}, "stop_token_ids must be a list of token ids, got 5"),
+        ({"stop_token_ids": ["a"]}, "a token id of stop_token_ids must be a whole number"),
+        ({"allowed": [True]}, "a token id of allowed must be a whole number"),
+        ({"logits": 5}, "logits must be a mapping"),
+    ],
+)
+async def test_an_option_of_a_wrong_type_does_not_reach_the_engine(
+    shared: Runtime, engine: ScriptedEngine, options: dict[str, Any], says: str
+) -> None:
+    """vLLM's engine core reads no further calls after some of these values."""
+
+    async def body(ctx: Context) -> None:
+        context = await ctx.context("x")
+        calls = len(engine.calls)
+        with pytest.raises(ConfigError, match=re.escape(says)):
+            await context.generate(**options)
+        assert len(engine.calls) == calls
+
+    await run(shared, body)
+
+
+async def test_contents_and_numbers_of_wrong_types_are_refused(shared: Runtime) -> None:
+    async def body(ctx: Context) -> None:
+        context: Any = await ctx.context("x")
+        with pytest.raises(ConfigError, match="the length must be a whole number"):
+            context.truncate(None)
+        with pytest.raises(ConfigError, match="text, chat messages, or token ids, got 5"):
+            await context.fill(5)
+        with pytest.raises(ConfigError, match="not a list of bool"):
+            await context.fill([True])
+        with pytest.raises(ConfigError, match="text, chat messages, or token ids, got None"):
+            await context.score(None)
+        with pytest.raises(ConfigError, match="top must be a whole number"):
+            await context.score("y", top="a")
+        with pytest.raises(ConfigError, match="k must be a whole number"):
+            await context.next_tokens(1.5)
+        with pytest.raises(ConfigError, match="allowed must be a list of token ids"):
+            await context.next_tokens(allowed=5)
+        with pytest.raises(ConfigError, match="model must be the name of a model, got 5"):
+            await ctx.context("x", model=5)  # type: ignore[arg-type]
+
+    await run(shared, body)
+
+
+async def test_numbers_of_numpy_are_numbers(shared: Runtime, engine: ScriptedEngine) -> None:
+    async def body(ctx: Context) -> None:
+        context: Any = await ctx.context("x")
+        await context.generate(np.int64(1), temperature=np.float32(0.5), allowed=np.array([5, 6]))
+        spec = engine.calls[-1].spec
+        assert spec.sampling is not None
+        values = (spec.max_tokens, spec.temperature, *(spec.sampling.allowed_token_ids or ()))
+        assert [(value, type(value)) for value in values] == [
+            (1, int),
+            (0.5, float),
+            (5, int),
+            (6, int),
+        ]
 
     await run(shared, body)
 

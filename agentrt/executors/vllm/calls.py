@@ -90,9 +90,13 @@ def _of_tokens(call: Call, max_model_len: int, *, stream: bool) -> RenderedCall:
             f"{max_model_len - 1} (one position is left for the output); shorten the prompt, or "
             "raise --max-model-len"
         )
+    # vLLM checks these values here, and again in its engine core, which reads no further calls
+    # after a wrong value. So all of them are set here.
     params = SamplingParams(
-        max_tokens=room,
+        max_tokens=min(call.spec.max_tokens, room),
         temperature=call.spec.temperature,
+        seed=call.spec.seed,
+        ignore_eos=call.spec.ignore_eos,
         output_kind=RequestOutputKind.DELTA if stream else RequestOutputKind.FINAL_ONLY,
         skip_clone=True,  # no other call uses this object
         **_sampled(call.spec.sampling or Sampling()),

@@ -6,11 +6,15 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from vllm.exceptions import VLLMValidationError
 
 from agentrt.executors.vllm._compat.prefixes import compute_from
+from agentrt.executors.vllm.calls import engine_input
 from agentrt.executors.vllm.engine_core.scheduler import ProgramScheduler
 from agentrt.executors.vllm.logprobs import COMPUTE_FROM
 from agentrt.lab.engine.headless import HeadlessEngine, make_scheduler
+from agentrt.request import Call, CallSpec, Identity
+from agentrt.request.sampling import Sampling
 
 pytestmark = pytest.mark.engine
 TRUNK = list(range(2000))
@@ -63,3 +67,10 @@ def test_a_look_up_may_be_told_its_longest_hit(given: tuple[Any, ...], longest: 
     assert manager.get_computed_blocks(request, *given) == longest
     request.sampling_params = SimpleNamespace(extra_args=None)
     assert manager.get_computed_blocks(request, *given) == (given[0] if given and given[0] else 159)
+
+
+def test_a_call_that_the_engine_core_could_not_read_is_refused_before_it_is_sent() -> None:
+    """vLLM's engine core checks the parameters again, and reads no further calls if they fail."""
+    spec = CallSpec(prompt_token_ids=(1, 2), max_tokens=0, sampling=Sampling())
+    with pytest.raises(VLLMValidationError, match="max_tokens must be at least 1, got 0"):
+        engine_input(Call(Identity("p/0", "p"), spec), 100, stream=False)

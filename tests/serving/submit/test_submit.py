@@ -123,6 +123,31 @@ async def main(ctx):
     assert [(node.name, node.parents) for node in nodes] == [("generate", ())] * 2
 
 
+@pytest.mark.parametrize(
+    "call",
+    [
+        "context.generate(2, seed='a')",
+        "context.generate(2, stop_token_ids=5)",
+        "context.next_tokens(3, allowed=['a'])",
+        "context.fill(None)",
+        "ctx.context('x', model=5)",
+        "ctx.llm('x', tools=5)",
+    ],
+)
+async def test_a_program_may_catch_the_refusal_of_a_wrong_type(call: str) -> None:
+    source = f"""
+async def main(ctx):
+    context = await ctx.context("x")
+    try:
+        await {call}
+    except ValueError as error:
+        return str(error)
+"""
+    async with open_server(submit=True) as local:
+        run = await send(local, source)
+    assert " must be " in run["result"] or " takes " in run["result"]
+
+
 async def test_a_token_counts_once_towards_the_maximum_of_all_contexts() -> None:
     """A long context may grow by many small pieces, and its forks share its tokens."""
     source = """
