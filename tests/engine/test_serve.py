@@ -224,6 +224,7 @@ def test_completions(client: openai.OpenAI) -> None:
         ({"temperature": 9}, 400, "temperature"),
         ({"response_format": {"type": "json_schema", "json_schema": {
             "name": "x", "schema": {"$ref": "#/nowhere"}}}}, 400, "400"),
+        ({"extra_body": {"top_k": 2**70}}, 400, "numbers of 64 bits"),
         ({"extra_body": {"structured_outputs": {"regex": "(((.*)?(.*)?)*(.?)*)*"}}}, 400, "token"),
     ],
 )  # fmt: skip

@@ -181,6 +181,8 @@ def refused(call: Call, error: Exception) -> CallRejectedError:
     prefix = "" if sampling is None or sampling.constraint is None else _OF_CONSTRAINTS
     cause = str(error.__cause__ or "")
     reason = f"{error}" if cause in str(error) else f"{error} ({cause})"
+    if isinstance(error, OverflowError):
+        reason = "a number in the request is too large; the engine takes numbers of 64 bits"
     return CallRejectedError(f"call {call.call_id}: {prefix}{reason}")
 
 

@@ -437,7 +437,7 @@ class VLLMEngine(CoreClient):
     async def generate(self, call: Call, *, stream: bool) -> AsyncGenerator[Chunk, None]:
         from vllm.exceptions import VLLMError
         from vllm.outputs import PoolingRequestOutput
-        from vllm.v1.engine.exceptions import EngineDeadError
+        from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
         llm = self._engine()
         live = self._live[call.call_id] = LiveCall.of(call)
@@ -475,9 +475,18 @@ class VLLMEngine(CoreClient):
                     break
         except EngineDeadError as error:
             raise EngineDiedError(f"the engine died during call {call.call_id}") from error
-        except (VLLMError, ValueError) as error:
-            fault = _fault_of(call, error, client_failed=llm.errored)
-            raise fault from fault.__cause__ or error
+        except (VLLMError, ValueError, OverflowError) as error:
+            if llm.errored:  # the task that reads outputs has failed, and all calls with it
+                cause = text_of(error.__cause__ or error)
+                raise EngineDiedError(
+                    f"the engine's client failed during call {call.call_id}: {cause}"
+                ) from error
+            refusal: Exception = error
+            if isinstance(error, EngineGenerateError):
+                await llm.abort(call.call_id)  # vLLM keeps the state of a call that it cannot send
+                if isinstance(error.__cause__, OverflowError | UnicodeEncodeError):
+                    refusal = error.__cause__
+            raise refused(call, refusal) from refusal
         finally:
             self._live.pop(call.call_id, None)
 

@@ -21,6 +21,7 @@ from vllm.exceptions import (
     VLLMServerError,
     VLLMValidationError,
 )
+from vllm.v1.engine.exceptions import EngineGenerateError
 
 from agentrt.errors import (
     AgentrtError,
@@ -130,6 +131,9 @@ def for_vllm(error: AgentrtError) -> Exception:
     gets the right HTTP status, with ``error`` as its cause.
     """
     refusal = error.__cause__
+    if isinstance(refusal, EngineGenerateError):
+        # vLLM's handler of this error would look for a server of its own.
+        return VLLMServerError(str(error))
     if isinstance(error, CallRejectedError) and isinstance(refusal, VLLMError | ValueError):
         return refusal
     converted = as_vllm(error)
