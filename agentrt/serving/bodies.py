@@ -6,6 +6,7 @@ Both limits are checked before the body is parsed: while it arrives, or while it
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Awaitable, Mapping
 from typing import Any
 
@@ -115,9 +116,10 @@ class ReadBody:
 async def read_body(
     receive: Receive, path: str, headers: dict[bytes, bytes], most_bytes: int
 ) -> ReadBody:
-    """Read the body of a request at ``path``, and decompress it.
+    """Read the body of a request at ``path``, decompress it, and convert JSON in UTF-16 or UTF-32,
+    which vLLM's server reads, too, to UTF-8.
 
-    If the body was compressed, ``headers`` are changed to the headers of the plain body.
+    If the body was changed, ``headers`` are changed to the headers of the new body.
 
     Raises `TooLargeError` for a body that exceeds a limit, before or after decompression, and
     `EncodingError` for a body that cannot be decompressed.
@@ -136,7 +138,14 @@ async def read_body(
             del headers[b"content-encoding"]
             headers.pop(b"transfer-encoding", None)
             headers[b"content-length"] = b"%d" % body.size
-        message = whole(b"".join(body.pieces))
+        raw = b"".join(body.pieces)
+        if (converted := body.in_utf8(raw)) is not None:
+            # Count again, because bytes of other characters look like quotes and commas in UTF-16.
+            body, raw = _IncomingBody(path, headers, most_bytes), converted
+            body.add(raw)
+            headers.pop(b"transfer-encoding", None)
+            headers[b"content-length"] = b"%d" % body.size
+        message = whole(raw)
     return ReadBody(message, receive, body.objects)
 
 
@@ -196,6 +205,16 @@ class _IncomingBody:
     @property
     def objects(self) -> int:
         return self._count.objects
+
+    def in_utf8(self, raw: bytes) -> bytes | None:
+        """Return JSON that is in UTF-16 or UTF-32 in UTF-8; None for any other body."""
+        encoding = json.detect_encoding(raw[:4])
+        if self._is_form or encoding.startswith("utf-8"):
+            return None
+        try:
+            return raw.decode(encoding).encode()
+        except UnicodeError:  # the route refuses the body
+            return None
 
     def check_size(self, size: int) -> None:
         if size > self._most_bytes:

@@ -63,6 +63,16 @@ def test_json_is_limited_under_any_content_type(url: str) -> None:
         assert (answer.status_code, "objects and lists" in answer.text) == (413, True)
 
 
+def test_json_in_utf_16_is_limited_by_its_characters(url: str) -> None:
+    """The character U+2200 has the byte of a quote, after which no value would count."""
+    body = f'{{"metadata": {{"a": ["\u2200", {",".join(["[]"] * MOST_OBJECTS)}]}}}}'
+    answer = httpx.post(f"{url}/threads", content=body.encode("utf-16"), timeout=60)
+    assert (answer.status_code, "objects and lists" in answer.text) == (413, True)
+    small = '{"metadata": {"a": "\u2200"}}'.encode("utf-16")
+    made = httpx.post(f"{url}/threads", content=small, headers={"content-type": "application/json"})
+    assert made.json()["metadata"]["a"] == "\u2200"
+
+
 def test_a_body_without_a_length_is_limited_too(url: str) -> None:
     pieces = [b'{"metadata": {"a": [', *[b"[],"] * 2 * MOST_OBJECTS]
     answer = httpx.post(f"{url}/threads", content=iter(pieces), timeout=60)

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import httpx
+import pytest
 from anthropic.types import ModelInfo
 from fastapi import FastAPI, Form, Request
 
@@ -216,6 +217,18 @@ async def test_a_byte_order_mark_before_json_is_skipped() -> None:
             ("/v1/client-runs", b"{}"),
         ):
             answer = await http.post(path, content=b"\xef\xbb\xbf" + body, headers=json_type)
+            assert answer.is_success, answer.text
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-be", "utf-32-le"])
+async def test_json_in_utf_16_and_32_is_read_as_by_vllm(encoding: str) -> None:
+    json_type = {"content-type": "application/json"}
+    async with client() as http:
+        for path, body in (
+            ("/v1/chat/completions", '{"model": "small", "user": "\u2200"}'),
+            ("/v1/client-runs", '{"type": "planner"}'),
+        ):
+            answer = await http.post(path, content=body.encode(encoding), headers=json_type)
             assert answer.is_success, answer.text
 
 
