@@ -16,6 +16,7 @@ package has one importer, the package.
 
 from __future__ import annotations
 
+import argparse
 import ast
 import os
 import re
@@ -148,9 +149,14 @@ def reasons(
     return [reason for reason, holds in visible.items() if holds]
 
 
-def main(arguments: list[str]) -> None:
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m tests.importers")
+    parser.add_argument(
+        "--direct", action="store_true", help="count a package's import for the package alone"
+    )
+    direct = parser.parse_args(arguments).direct
     modules = modules_of("agentrt")
-    by_module = importers(modules, through_packages="--direct" not in arguments)
+    by_module = importers(modules, through_packages=not direct)
     single = {
         name: next(iter(by_module[name]))
         for name, file in sorted(modules.items())
@@ -175,4 +181,4 @@ def main(arguments: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()
