@@ -280,12 +280,13 @@ def _model(options: DoctorOptions) -> CheckResult:
     from huggingface_hub import constants, try_to_load_from_cache
 
     from agentrt.executors.vllm.default_model import HUB_MODEL, embedded_source
-    from agentrt.executors.vllm.options import check_model
+    from agentrt.executors.vllm.options import check_model, check_path
 
     if options["model"] is None and _is_for_cpus() is not False:
         return CheckResult(OK, f"the built-in model, {embedded_source()}")
     model = options["model"] or HUB_MODEL
     check_model(model)
+    check_path(model)
     if expanded(model).is_dir():
         return CheckResult(OK, f"the folder {model}")
     config = try_to_load_from_cache(model, "config.json")

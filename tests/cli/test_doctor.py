@@ -106,7 +106,7 @@ def test_what_is_broken_is_named_with_the_way_out(
 @pytest.mark.parametrize(
     ("option", "says"),
     [
-        (("--model", "a/b/c"), "Repo id must be"),
+        (("--model", "a/b/c"), "'a/b/c': no such folder, and no name of the hub"),
         (("--model", "./nowhere"), "no such folder"),
         (("--model", "x" * 300), "file name too long"),
         (("--broker", "mqtt://127.0.0.1:{port}"), "Connection refused"),

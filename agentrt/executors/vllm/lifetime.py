@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from agentrt.errors import ModelLoadError, shown_url
 from agentrt.executors.history_folder import engine_key
 from agentrt.executors.vllm._compat.core import close_context, stop_reader
+from agentrt.executors.vllm.options import check_path, is_elsewhere
 from agentrt.executors.vllm.processes import collections_paused, in_new_thread
 from agentrt.extras import install_vllm
 from agentrt.files import expanded
@@ -39,17 +40,15 @@ _USE_A_FOLDER = "or use a folder with a config.json"
 
 def check_on_hub(model: str, endpoint: str | None = None) -> None:
     """Raise `ModelLoadError` for a hub name that is not in the local cache, if the hub lacks the
-    model, does not give access to it, or cannot be reached.
+    model, does not give access to it, or cannot be reached; and for a relative path of several
+    folders that does not exist.
 
     Do nothing if the model is a folder or is not from the Hugging Face hub, or if the hub answers
-    slowly or with an error of its own. In these cases, vLLM decides. ``endpoint`` is the address of
-    the hub, by default the environment's.
+    slowly or with an error of its own, or if the environment lets vLLM look elsewhere. In these
+    cases, vLLM decides. ``endpoint`` is the address of the hub, by default the environment's.
     """
-    if (
-        not _HUB_NAME.fullmatch(model)
-        or expanded(model).exists()
-        or "VLLM_USE_MODELSCOPE" in os.environ
-    ):
+    check_path(model)
+    if not _HUB_NAME.fullmatch(model) or expanded(model).exists() or is_elsewhere():
         return
     from huggingface_hub import HfApi, constants
     from huggingface_hub.errors import GatedRepoError, OfflineModeIsEnabled, RepositoryNotFoundError

@@ -8,6 +8,7 @@ import contextlib
 import errno
 import logging
 import os
+import re
 import textwrap
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -72,6 +73,8 @@ to the user's script.
 """
 
 _A_MODEL = "use a folder with a config.json, or a hub name such as Qwen/Qwen2.5-7B-Instruct"
+_PATH = re.compile(r"[\w.-]+(/[\w.-]+){2,}(?<!\.gguf)")
+"""A pattern for a path of several folders. vLLM also takes the path of a GGUF file on the hub."""
 _REASON_CHARACTERS = 240
 """Maximum length of vLLM's message in an error. vLLM may add a list of all models that it knows."""
 
@@ -298,6 +301,19 @@ def check_model(model: str) -> None:
         raise ModelLoadError(f"model {model!r}: no such folder; {_A_MODEL}")
     if path.is_dir() and not (path / "config.json").exists():
         raise ModelLoadError(f"model {model!r}: the folder has no config.json; {_A_MODEL}")
+
+
+def is_elsewhere() -> bool:
+    """Return whether the environment lets vLLM take models from other places than the hub."""
+    return "VLLM_USE_MODELSCOPE" in os.environ or "VLLM_MODEL_REDIRECT_PATH" in os.environ
+
+
+def check_path(model: str) -> None:
+    """Raise `ModelLoadError` for a relative path of several folders that does not exist, which is
+    no name on the hub, either.
+    """
+    if _PATH.fullmatch(model) and not expanded(model).exists() and not is_elsewhere():
+        raise ModelLoadError(f"model {model!r}: no such folder, and no name of the hub; {_A_MODEL}")
 
 
 def config_fault(model: str, error: Exception) -> ModelLoadError | ConfigError:

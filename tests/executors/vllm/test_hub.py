@@ -89,7 +89,10 @@ def test_offline(monkeypatch: pytest.MonkeyPatch) -> None:
         check_on_hub("some/model")
 
 
-@pytest.mark.parametrize("model", ["./folder", "/nowhere", "s3://bucket/model", "some/model:Q4_K"])
+@pytest.mark.parametrize(
+    "model",
+    ["./folder", "/nowhere", "s3://bucket/model", "some/model:Q4_K", "some/model/file.gguf"],
+)
 def test_only_names_of_the_hub_are_checked(model: str) -> None:
     with hub(404, "RepoNotFound") as address:
         check_on_hub(model, address)
@@ -105,3 +108,22 @@ def test_a_folder_whose_name_looks_like_one_of_the_hub(tmp_path: Path) -> None:
     (tmp_path / "some" / "model").mkdir(parents=True)
     with hub(404, "RepoNotFound") as address:
         check_on_hub("some/model", address)
+
+
+def test_a_path_of_several_folders_that_does_not_exist_is_no_name_of_the_hub(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ModelLoadError, match="'some/small/model': no such folder, and no name of"):
+        check_on_hub("some/small/model")
+    Path("some/small/model").mkdir(parents=True)
+    check_on_hub("some/small/model")
+
+
+@pytest.mark.parametrize("model", ["some/model", "some/small/model"])
+def test_vllm_decides_about_models_that_it_redirects(
+    model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VLLM_MODEL_REDIRECT_PATH", "/redirects")
+    with hub(401, "RepoNotFound") as address:
+        check_on_hub(model, address)
