@@ -45,7 +45,7 @@ def why(file: str, program: str | None, as_json: bool) -> None:
     held them if the prompt had not changed.
     """
     with read_journal_at(file) as store:
-        recorded = read_program(store, program or _last(store))
+        recorded = read_program(store, _last(store) if program is None else program)
     pieces, misses = recorded.pieces(), misses_of(recorded)
     if as_json:
         show_json(why_json(recorded, pieces, misses))

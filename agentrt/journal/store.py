@@ -123,6 +123,11 @@ class SQLiteStore(Store):
             beside = self._path.with_name(f"{self._path.stem}.journal{self._path.suffix}")
             if beside.exists():
                 raise JournalError(f"{self.name} is not a journal; the journal is {beside}")
+            if self._is_blank():
+                raise JournalError(
+                    f"journal {self.name} is empty: the command that created it was stopped before "
+                    "it recorded a run"
+                )
             raise JournalError(
                 f"journal {self.name} is a database of another program; name another file"
             )

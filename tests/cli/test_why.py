@@ -119,3 +119,6 @@ def test_bad_input(journal: Path, refused: Refused, tmp_path: Path) -> None:
     refused("journal", "why", tmp_path / "none", "p-1", says=["does not exist"])
     (tmp_path / "text").write_text("hello " * 100)
     refused("journal", "why", tmp_path / "text", "p-1", says=["is not a journal"])
+    refused("journal", "why", journal, "", says=["has no run ''", "available: p-1"])
+    (tmp_path / "empty").touch()
+    refused("journal", "why", tmp_path / "empty", says=["is empty: the command that created it"])
