@@ -476,17 +476,10 @@ class VLLMEngine(CoreClient):
         except EngineDeadError as error:
             raise EngineDiedError(f"the engine died during call {call.call_id}") from error
         except (VLLMError, ValueError, OverflowError) as error:
-            if llm.errored:  # the task that reads outputs has failed, and all calls with it
-                cause = text_of(error.__cause__ or error)
-                raise EngineDiedError(
-                    f"the engine's client failed during call {call.call_id}: {cause}"
-                ) from error
-            refusal: Exception = error
-            if isinstance(error, EngineGenerateError):
+            if isinstance(error, EngineGenerateError) and not llm.errored:
                 await llm.abort(call.call_id)  # vLLM keeps the state of a call that it cannot send
-                if isinstance(error.__cause__, OverflowError | UnicodeEncodeError):
-                    refusal = error.__cause__
-            raise refused(call, refusal) from refusal
+            fault = _fault_of(call, error, client_failed=llm.errored)
+            raise fault from fault.__cause__ or error
         finally:
             self._live.pop(call.call_id, None)
 
@@ -728,6 +721,8 @@ def _fault_of(call: Call, error: Exception, *, client_failed: bool) -> EngineErr
     if client_failed:  # the task that reads outputs has failed, and all calls with it
         cause = text_of(error.__cause__ or error)
         return EngineDiedError(f"the engine's client failed during call {call.call_id}: {cause}")
+    if isinstance(error.__cause__, OverflowError | UnicodeEncodeError):  # it cannot be sent
+        return refused(call, error.__cause__)
     return refused(call, error)
 
 

@@ -50,6 +50,17 @@ def test_a_prompt_is_computed_from_where_it_is_scored() -> None:
         assert step.scheduled == {f"from-{scored}": computed}
 
 
+@pytest.mark.parametrize("value", [-1, -5, -(2**63), True, 1.5, "5", [3], 2**63 - 1])
+def test_a_position_that_a_client_invents_stops_no_engine(value: Any) -> None:
+    """Clients may send any number, text or list as ``vllm_xargs``, also under agentrt's names."""
+    e = engine("fcfs")
+    e.add("first", TRUNK[:160], 1)
+    e.run()
+    e.add("again", TRUNK[:160], 1, {COMPUTE_FROM: value})
+    [step] = e.run()
+    assert step.scheduled == {"again": 16}
+
+
 @pytest.mark.parametrize(
     ("given", "longest"), [((), 39), ((None,), 39), ((100,), 39), ((20,), 20)], ids=str
 )

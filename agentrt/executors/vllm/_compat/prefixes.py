@@ -168,7 +168,8 @@ def compute_from(scheduler: Scheduler, key: str) -> None:
 def _limited(look_up: Callable[..., Any], key: str) -> Callable[..., Any]:
     def limited(request: Request, *limits: int | None) -> Any:
         most = extra_args(request).get(key)
-        if not isinstance(most, int):
+        # A client can send any value, and vLLM's engine core would die of a negative length.
+        if type(most) is not int or most < 0:
             return look_up(request, *limits)
         # In vLLM 0.32 a look-up never returns the last token, hence one more; 0.33 takes a limit.
         lowered = (None if limit is None else min(limit, most) for limit in limits)
