@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,8 +29,6 @@ from agentrt.cli.options import (
 if TYPE_CHECKING:
     from agentrt.serving.listen import Certificate
 
-_VLLM_KEY = "VLLM_API_KEY"
-"""The variable that has the API key of 'vllm serve'."""
 _EPILOG = """\b
 Examples:
   agentrt serve
@@ -255,29 +252,12 @@ def serve(targets: tuple[str, ...], engine_flags: tuple[str, ...], **options: An
     from agentrt.serving.listen import Listener
 
     check_kind(options["kind"], click.get_current_context(), engine_flags)
-    options["api_key"] = _environment_key(options["api_key_file"])
     job, fleet = read_job(targets, engine_flags, options), read_fleet(options)
     listener = Listener(options["host"], options["port"], _certificate(options))
     try:
         return serve_job(job, fleet, listener)
     finally:
         listener.close()
-
-
-def _environment_key(key_file: Path | None) -> str | None:
-    """Return the key of the environment that clients need, as under 'vllm serve'; None if there is
-    none, or if the server has a file of keys.
-
-    Raises `UsageError` for a key that has no characters, which no client could send.
-    """
-    from agentrt.errors import UsageError
-
-    value = os.environ.get(_VLLM_KEY)
-    if not value or key_file is not None:
-        return None
-    if not value.strip():
-        raise UsageError(f"{_VLLM_KEY} is blank; set it to a key, or unset it")
-    return value.strip()
 
 
 def _certificate(options: dict[str, Any]) -> Certificate | None:

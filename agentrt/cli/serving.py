@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -27,7 +28,7 @@ from agentrt.cli.signals import SIGNALS, Drain, Interrupts
 from agentrt.cli.streams import say
 from agentrt.cli.tools import NO_TOOLS, ToolSources, read_server_tools, read_tools, read_triggers
 from agentrt.cli.traces import opened_runtime, read_traces
-from agentrt.errors import ConfigError, EngineDiedError, ProgramLoadError
+from agentrt.errors import ConfigError, EngineDiedError, ProgramLoadError, UsageError
 from agentrt.executors.base import Executor
 from agentrt.executors.folders import readable_key
 from agentrt.executors.history_folder import data_folder
@@ -51,6 +52,8 @@ from agentrt.serving.webhook_rules import WebhookRules, read_webhooks
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
+_VLLM_KEY = "VLLM_API_KEY"
+"""The variable that has the API key of 'vllm serve'."""
 _THREADS = 64
 """The number of programs for whose synchronous code there are threads (see `make_room`)."""
 _NEW_OBJECTS = 50_000
@@ -137,7 +140,7 @@ def read_job(targets: tuple[str, ...], flags: tuple[str, ...], options: dict[str
         traces=read_traces(options["traces"], flags),
         names=options["names"],
         key_file=options["api_key_file"],
-        key=options["api_key"],
+        key=_environment_key(options["api_key_file"]),
         database=options["database"],
         isolate=options["isolate_cache"],
         strict=options["strict_requests"],
@@ -162,6 +165,20 @@ def read_job(targets: tuple[str, ...], flags: tuple[str, ...], options: dict[str
         early_s=options["early_answers"],
         server_tools=read_server_tools(options),
     )
+
+
+def _environment_key(key_file: Path | None) -> str | None:
+    """Return the key of the environment that clients need, as under 'vllm serve'; None if there is
+    none, or if the server has a file of keys.
+
+    Raises `UsageError` for a key that has no characters, which no client could send.
+    """
+    value = os.environ.get(_VLLM_KEY)
+    if not value or key_file is not None:
+        return None
+    if not value.strip():
+        raise UsageError(f"{_VLLM_KEY} is blank; set it to a key, or unset it")
+    return value.strip()
 
 
 def served_of(source: str, loaded: Mapping[str, LoadedTarget]) -> dict[str, Served]:

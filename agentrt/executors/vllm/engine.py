@@ -478,8 +478,8 @@ class VLLMEngine(CoreClient):
         except (VLLMError, ValueError, OverflowError) as error:
             if isinstance(error, EngineGenerateError) and not llm.errored:
                 await llm.abort(call.call_id)  # vLLM keeps the state of a call that it cannot send
-            fault = _fault_of(call, error, client_failed=llm.errored)
-            raise fault from fault.__cause__ or error
+            fault, cause = _fault_of(call, error, client_failed=llm.errored)
+            raise fault from cause
         finally:
             self._live.pop(call.call_id, None)
 
@@ -714,16 +714,20 @@ class VLLMEngine(CoreClient):
         return KVEventBatch.from_wire(values), self._hasher.size
 
 
-def _fault_of(call: Call, error: Exception, *, client_failed: bool) -> EngineError:
-    """Return the error of a call for an error of vLLM's client."""
-    if isinstance(error.__cause__, EngineError):  # an output of the call cannot be read
-        return error.__cause__
+def _fault_of(
+    call: Call, error: Exception, *, client_failed: bool
+) -> tuple[EngineError, BaseException]:
+    """Return the error of a call for an error of vLLM's client, and its cause."""
+    inner = error.__cause__
+    if isinstance(inner, EngineError):  # an output of the call cannot be read
+        return inner, inner.__cause__ or error
     if client_failed:  # the task that reads outputs has failed, and all calls with it
-        cause = text_of(error.__cause__ or error)
-        return EngineDiedError(f"the engine's client failed during call {call.call_id}: {cause}")
-    if isinstance(error.__cause__, OverflowError | UnicodeEncodeError):  # it cannot be sent
-        return refused(call, error.__cause__)
-    return refused(call, error)
+        cause = text_of(inner or error)
+        died = EngineDiedError(f"the engine's client failed during call {call.call_id}: {cause}")
+        return died, error
+    if isinstance(inner, OverflowError | UnicodeEncodeError):  # the call cannot be sent
+        return refused(call, inner), inner
+    return refused(call, error), error
 
 
 @dataclass(slots=True)

@@ -144,7 +144,7 @@ async def test_a_model_that_generates_says_that_it_has_no_embeddings(path: str) 
 
 @pytest.mark.parametrize(
     "path",
-    ["/ping", "/invocations", "/load", "/kv_event_sources", "/sleep", "/reset_prefix_cache",
+    ["/ping", "/invocations", "/kv_event_sources", "/sleep", "/reset_prefix_cache",
      "/collective_rpc", "/server_info", "/scale_elastic_ep", "/start_profile", "/nothing"],
 )  # fmt: skip
 async def test_routes_that_control_the_engine_are_not_public(path: str) -> None:

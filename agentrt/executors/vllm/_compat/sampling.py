@@ -31,6 +31,7 @@ engine core.
 from __future__ import annotations
 
 import sys
+from functools import wraps
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -131,6 +132,7 @@ def _score_with_own_adapter() -> None:
                 scored.clear()
         return results
 
+    @wraps(add)
     def add_lora_logits(self: Any, y: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
         if not scored:
             return add(self, y, x, *args, **kwargs)
