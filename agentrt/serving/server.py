@@ -20,7 +20,7 @@ from agentrt.serving.lifetimes import Lifetimes
 from agentrt.serving.origins import Origins
 from agentrt.serving.programs.client_programs import ClientPrograms
 from agentrt.serving.questions.server_questions import ServerQuestions
-from agentrt.serving.tenants import Tenants
+from agentrt.serving.tenants import SingleKey, Tenants
 from agentrt.serving.webhook_rules import WebhookRules
 from agentrt.steady import MachineClocks
 
@@ -172,9 +172,11 @@ class Server:
         """Return whether lists of programs show questions and error messages to a tenant (None:
         operator).
 
-        The texts are hidden if they may belong to another user of the same tenant.
+        The texts are hidden if they may belong to another user of the same tenant. They are shown
+        to an operator only if operators have keys of their own.
         """
-        return not self.has_users or (tenant is None and self.keys is not None)
+        has_operators = self.keys is not None and not isinstance(self.keys, SingleKey)
+        return not self.has_users or (tenant is None and has_operators)
 
     def __post_init__(self) -> None:
         self.questions = ServerQuestions(self.runtime)

@@ -16,6 +16,7 @@ from playwright.async_api import Browser, Page, ViewportSize, expect
 from agentrt import Runtime
 from agentrt.cli.execute import dashboard
 from agentrt.serving import langgraph, observability
+from agentrt.serving.tenants import SingleKey
 from tests.doubles.scripted import ScriptedExecutor
 from tests.serving.langgraph.graphs import approval
 from tests.serving.langgraph.serve import serving
@@ -254,7 +255,11 @@ async def test_first_words_are_hidden_where_they_may_be_another_users(tmp_path: 
             body = {"assistant_id": "approval", "input": "my secret"}
             await http.post(f"/threads/{thread}/runs/wait", json=body)
             assert it.server is not None
-            for has_users, words in ((False, "my secret"), (True, "")):
-                it.server.has_users = has_users
-                [row] = (await http.get("/v1/runs")).json()["recent"]
-                assert row["first_words"] == words
+            key = {"x-api-key": "one key"}
+            single = SingleKey("one key", "default")  # of all users, who are operators
+            for keys in (None, single):
+                it.server.keys = keys
+                for has_users, words in ((False, "my secret"), (True, "")):
+                    it.server.has_users = has_users
+                    [row] = (await http.get("/v1/runs", headers=key)).json()["recent"]
+                    assert row["first_words"] == words
