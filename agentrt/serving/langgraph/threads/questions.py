@@ -120,7 +120,7 @@ class ThreadQuestions:
         deadlines.forget()
         timed = _INTERRUPTS.like('%"expires_at"%')
         conditions = [~threads.c.temporary, threads.c.status.in_(_ASKING_STATUSES), timed]
-        for question in await self._questions(await self._rows(conditions)):
+        for question in await self._questions(await self._rows(conditions), unanswered=True):
             if question.state == "open":
                 expires_at = question.expires_at
                 clock = self._database.clock
@@ -142,8 +142,12 @@ class ThreadQuestions:
         query = query.order_by(threads.c.state_updated_at.desc(), threads.c.thread_id)
         return await self._database.rows(query.limit(most).offset(offset))
 
-    async def _questions(self, rows: Sequence[sa.Row[Any]]) -> list[QuestionView]:
-        """Return the questions of threads, in the threads' order."""
+    async def _questions(
+        self, rows: Sequence[sa.Row[Any]], *, unanswered: bool = False
+    ) -> list[QuestionView]:
+        """Return the questions of threads, in the threads' order. With ``unanswered``, leave out
+        questions that an unfinished run answers, also if it only says that they have expired.
+        """
         live = (
             runs.c.thread_id.in_([row.thread_id for row in rows]),
             runs.c.status.in_(ACTIVE),
@@ -156,6 +160,7 @@ class ThreadQuestions:
             self._question(row, interrupt, active[row.thread_id])
             for row in rows
             for interrupt in interrupts_in(row.interrupts)
+            if not unanswered or is_open(interrupt["id"], row.interrupts, active[row.thread_id])
         ]
 
     async def _end_of(self, thread: str, interrupt_id: str) -> str:

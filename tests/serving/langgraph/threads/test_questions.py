@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -57,6 +58,16 @@ async def patient(ctx: Context, options: dict[str, Any]) -> Any:
     return await ctx.human("Well?", **{"timeout": 1e-6, **options})
 
 
+GOING_ON = threading.Event()
+
+
+@program
+async def busy_after_its_question(ctx: Context) -> None:
+    await ctx.human("Well?", timeout=1e-6, default=None)
+    while not GOING_ON.is_set():
+        await asyncio.sleep(0.01)
+
+
 async def tell_who(state: Steps, runtime: GraphRuntime[Settings]) -> Steps:
     """Its question has a schema, as LangGraph's own `interrupt` takes one."""
     answer = interrupt({"ask": "how many?"}, response_schema={"type": "integer"})
@@ -73,6 +84,7 @@ def graphs() -> dict[str, Any]:
         "who": who.add_edge(START, "tell_who"),
         "waiter": waiter,
         "patient": patient,
+        "busy": busy_after_its_question,
     }
 
 
@@ -270,6 +282,35 @@ async def test_at_its_deadline_a_program_goes_on_without_an_answer(it: Serving) 
         while len(found := await client.runs.list(thread)) < 2:
             await asyncio.sleep(0.01)
         assert await client.runs.join(thread, found[0]["run_id"]) == default
+
+
+async def test_a_program_goes_on_only_once_after_its_deadline(
+    it: Serving, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server looks again while the program runs. Otherwise each look would ask the hooks, and
+    count as a request of the tenant.
+    """
+    assert it.server is not None
+    assert it.loop is not None
+    [source] = [one for one in it.server.questions.sources if isinstance(one, ThreadQuestions)]
+    resume, resumed = source._resume, list[str]()
+
+    async def counted(question: Any, *answer: Any) -> str:
+        resumed.append(question.thread)
+        return await resume(question, *answer)
+
+    monkeypatch.setattr(source, "_resume", counted)
+    async with clients(it, "ann") as (client, _), asyncio.timeout(_SWEEP_S / 2):
+        thread = await a_thread(client)
+        await client.runs.wait(thread, "busy")
+        while len(found := await client.runs.list(thread)) < 2:
+            await asyncio.sleep(0.01)
+        for _ in range(3):
+            looking = asyncio.run_coroutine_threadsafe(source.expire(), it.loop)
+            await asyncio.wrap_future(looking)
+        assert resumed.count(thread) == 1
+        GOING_ON.set()
+        await client.runs.join(thread, found[0]["run_id"])
 
 
 async def test_past_its_time_a_programs_question_gets_no_answer_any_more(
