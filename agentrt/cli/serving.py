@@ -87,7 +87,7 @@ class ServeJob:
     traces: str | None = None
     names: Sequence[str] = ()
     key_file: Path | None = None
-    key: str | None = None
+    key: str | None = field(default=None, repr=False)
     isolate: bool = False
     strict: bool = False
     reminders: bool = True
