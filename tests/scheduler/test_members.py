@@ -214,6 +214,49 @@ def test_a_program_leaves_after_as_much_was_recomputed_as_its_context(
             assert name in engine.inside()
 
 
+@pytest.mark.parametrize(("away_s", "stays"), [(0.0, False), (WORTH_S, True)])
+def test_contexts_that_are_held_no_longer_count_on_an_idle_engine(
+    away_s: float, stays: bool
+) -> None:
+    """As much as the context of program c was recomputed. Then no program has a call, so that the
+    engine takes no steps.
+    """
+    engine = Counted()
+    for call in [engine.wants(name, 30) for name in "abc"]:
+        engine.step(0.1)
+        engine.end(call, output=0)
+    for name, adds, lost in (("a", 11, 0), ("b", 11, 25), ("a", 1, 15)):
+        call = engine.arrive(name, adds * BLOCK)
+        engine.contexts[name] -= lost * BLOCK
+        engine.step(0.0)
+        engine.end(call, output=0)
+    engine.now += away_s
+    engine.arrive("c", BLOCK)
+    assert ("c" in engine.inside()) is stays
+
+
+@pytest.mark.parametrize(("recomputed", "stays"), [(0, True), (7, True), (8, False)])
+def test_the_context_of_a_preempted_first_call_counts(recomputed: int, stays: bool) -> None:
+    """Program a has no other context than the 8 blocks of its call."""
+    engine = Counted()
+    for call in [engine.wants(name, 40) for name in "bc"]:
+        engine.step(0.1)
+        engine.end(call, output=0)
+    call_id = engine.wants("a", 9)
+    engine.step(0.1)
+    for lost in (0, recomputed):
+        again = engine.arrive("b", 15 * BLOCK)
+        engine.contexts["b"] -= lost * BLOCK
+        engine.step(0.0)
+        engine.end(again, output=0)
+    call = engine.core.calls[call_id]
+    engine.running.remove(call)
+    call.computed_tokens = 8 * BLOCK
+    engine.core.handle(CallPreempted(call, engine.now, PreemptionReason.SLOT))
+    engine.core.queue.put(call)
+    assert ("a" in engine.inside()) is stays
+
+
 @pytest.mark.parametrize(("adds", "goes_on"), [(28, True), (33, False)])
 def test_a_shared_prefix_counts_for_programs_with_calls(adds: int, goes_on: bool) -> None:
     engine = Counted()

@@ -111,6 +111,7 @@ class WorkingSet(Admission):
 
     def call_arrived(self, call: QueuedCall, now: float) -> None:
         program = call.program
+        self._end_holds(now)  # an idle engine takes no steps, so it admits no programs
         self._no_longer_absent(program)
         usual, beside = self.learned.usual(program.kind), len(program.queued) > 1
         usual.beside.add(beside)
@@ -207,6 +208,14 @@ class WorkingSet(Admission):
         self._absent[program] = None
         self._full_at = None
 
+    def _end_holds(self, now: float) -> None:
+        """Stop holding the contexts that are held only until ``now``."""
+        while (until := self._held.first_key()) is not None and until <= now:
+            program = self._held.pop()
+            self._due[program] = None
+            self._due_claim += program.claim
+            self._count(program)
+
     def _no_longer_absent(self, program: EngineProgram) -> None:
         self._held.discard(program)
         self._absent.pop(program, None)
@@ -226,9 +235,11 @@ class WorkingSet(Admission):
         program = call.program
         if len(program.queued) > 1:
             return True
+        # The program's first call may have been preempted, so that no call has ended yet.
+        context_tokens = max(program.context_tokens, call.computed_tokens, 1)
         outgrown = len(self.residents) > 1 and (
             self._busy > self.capacity.blocks
-            or (self._overfull and self._lost_tokens >= program.context_tokens)
+            or (self._overfull and self._lost_tokens >= context_tokens)
         )
         return not (outgrown or self._gives_way(program, call)) or self._all_branch
 
@@ -262,11 +273,7 @@ class WorkingSet(Admission):
             return []
         self._look_again = math.inf
         self._forecasts.clear()
-        while (until := self._held.first_key()) is not None and until <= now:
-            program = self._held.pop()
-            self._due[program] = None
-            self._due_claim += program.claim
-            self._count(program)
+        self._end_holds(now)
         calls = super().admit(now, running)
         self._full_at = None if calls else running
         return calls
