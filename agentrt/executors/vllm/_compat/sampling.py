@@ -114,6 +114,7 @@ def _score_with_own_adapter() -> None:
     scored: list[int] = []
     """The first token, in the step, of the request whose prompt is scored; else empty."""
 
+    @wraps(scores)
     def _get_prompt_logprobs_dict(self: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
         wanted, results = self.num_prompt_logprobs, dict[str, Any]()
         if self.lora_config is None or not wanted:
