@@ -175,7 +175,8 @@ class Usage:
     ``cached_tokens`` is the number of prompt tokens that were prefix cache hits.
     ``recomputed_tokens`` is the number of tokens that were computed again after a preemption.
     ``returned_tokens`` is the number of leading prompt tokens that earlier calls of the program had
-    computed. ``lost_tokens`` is the part of the ``returned_tokens`` that had been evicted from the
+    computed, without tokens that the call computes in any case, such as the tokens of a prompt that
+    it scores. ``lost_tokens`` is the part of the ``returned_tokens`` that had been evicted from the
     cache and was recomputed. ``loaded_tokens`` is the number of tokens that were loaded from host
     memory or another engine instead of being computed; loaded prompt tokens are also counted in
     ``cached_tokens``. ``unused_loaded_tokens`` is the number of tokens whose load was of no use,

@@ -250,7 +250,9 @@ class QueuedCall:
 
     # -- its tokens in the KV cache --------------------------------------------------------
     known_tokens: int = 0
-    """The prompt tokens that earlier calls of the program had computed when the call arrived."""
+    """The prompt tokens that earlier calls of the program had computed when the call arrived, and
+    that the call may read from the cache.
+    """
     beside_tokens: int = 0
     """The prompt tokens that the call shared, when it arrived, with another call of its program in
     the engine.

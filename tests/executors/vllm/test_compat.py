@@ -327,7 +327,7 @@ READ = {
     "prefixes": (
         "kv_cache_manager.block_pool.enable_caching kv_cache_manager.block_pool.hash_block_size "
         "kv_cache_manager.block_pool.cached_block_hash_to_block enable_kv_cache_events "
-        "kv_event_publisher"
+        "kv_event_publisher request.skip_reading_prefix_cache request.num_prompt_tokens"
     ),
 }
 """By module of `_compat`: attributes of a scheduler, or of what is named first."""

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from agentrt.executors.vllm.engine_core.scheduler import ProgramScheduler
-from agentrt.lab.engine.headless import HeadlessEngine, make_scheduler
+from agentrt.executors.vllm.logprobs import COMPUTE_FROM
+from agentrt.lab.engine.headless import HeadlessEngine, make_request, make_scheduler
 from agentrt.scheduler.admission.memory import WorkingSet
 from agentrt.scheduler.config import SchedulerConfig
 from tests.scheduler.admitting import held
@@ -97,6 +98,32 @@ def test_the_message_of_a_sessions_end_may_come_late() -> None:
     assert row is not None
     assert row.cached is not None
     assert row.cached.session == ("default", "chat")
+
+
+@pytest.mark.parametrize(
+    ("position", "prompt_logprobs", "returned"), [(None, None, 144), (40, None, 32), (None, 1, 0)]
+)
+def test_tokens_whose_log_probabilities_are_wanted_are_not_lost(
+    position: int | None, prompt_logprobs: int | None, returned: int
+) -> None:
+    """They are in the cache, but the call does not read them from there."""
+    running, _ = engine()
+    running.add("first", COMMON, 1, of("P"))
+    running.run()
+    extra = of("P") if position is None else {**of("P"), COMPUTE_FROM: position}
+    running.submit(
+        make_request(
+            "scored",
+            COMMON,
+            running.scheduler.block_size,
+            max_tokens=1,
+            extra_args=extra,
+            prompt_logprobs=prompt_logprobs,
+        )
+    )
+    report = running.run()[-1].reports["scored"]
+    counts = [report[name] for name in ("cached_tokens", "returned_tokens", "lost_tokens")]
+    assert counts == [returned, returned, 0]
 
 
 @pytest.mark.parametrize("seconds", [1e308, 1e-300])

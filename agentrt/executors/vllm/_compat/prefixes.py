@@ -167,15 +167,30 @@ def compute_from(scheduler: Scheduler, key: str) -> None:
 
 def _limited(look_up: Callable[..., Any], key: str) -> Callable[..., Any]:
     def limited(request: Request, *limits: int | None) -> Any:
-        most = extra_args(request).get(key)
-        # A client can send any value, and vLLM's engine core would die of a negative length.
-        if type(most) is not int or most < 0:
+        if (most := _position(request, key)) is None:
             return look_up(request, *limits)
         # In vLLM 0.32 a look-up never returns the last token, hence one more; 0.33 takes a limit.
         lowered = (None if limit is None else min(limit, most) for limit in limits)
         return look_up(_Shorter(request, most + 1), *lowered)
 
     return limited
+
+
+def _position(request: Request, key: str) -> int | None:
+    position = extra_args(request).get(key)
+    # A client can send any value, and vLLM's engine core would die of a negative length.
+    return position if type(position) is int and position >= 0 else None
+
+
+def readable_tokens(request: Request, key: str) -> int:
+    """Return how many tokens of a prompt vLLM may read from the prefix cache: none if the log
+    probabilities of the whole prompt are wanted, and else all but the last one, or the tokens
+    before the position of `compute_from`.
+    """
+    if request.skip_reading_prefix_cache:
+        return 0
+    most, position = request.num_prompt_tokens - 1, _position(request, key)
+    return most if position is None else min(most, position)
 
 
 class _Shorter:

@@ -35,9 +35,14 @@ from agentrt.executors.vllm._compat.pool import (
     first_free_block,
     free_queue,
 )
-from agentrt.executors.vllm._compat.prefixes import caches_prefixes, hash_block_size
+from agentrt.executors.vllm._compat.prefixes import (
+    caches_prefixes,
+    hash_block_size,
+    readable_tokens,
+)
 from agentrt.executors.vllm._compat.scheduling import AsyncScheduler
 from agentrt.executors.vllm.engine_core.host_tier import ProgramCachePolicy
+from agentrt.executors.vllm.logprobs import COMPUTE_FROM
 from agentrt.scheduler.events import CallEvent, CallFinished, CallPreempted
 from agentrt.scheduler.learned import KINDS, SCANNED
 from agentrt.scheduler.owners import BlockOwners
@@ -429,12 +434,13 @@ class BlockRetention:
         """Store in a call that is about to arrive how much of its prompt was computed before, and
         how much it shares with another of its program's latest calls in the engine.
 
-        The last token of a prompt is always computed again, even if the whole prompt is known.
+        Tokens that the call may not read from the cache are not lost, and do not count. The last
+        token of a prompt is always such a token.
         """
         request, row, size = call.item, call.program, self._block_size
         hashes = request.block_hashes
         known = _known_blocks(self._owners.own(row).chains, hashes)
-        call.known_tokens = min(known, (request.num_prompt_tokens - 1) // size) * size
+        call.known_tokens = min(known, readable_tokens(request, COMPUTE_FROM) // size) * size
         latest = islice(reversed(row.queued.values()), SCANNED)
         beside = _most_in_common(hashes, (other.item.block_hashes for other in latest))
         call.beside_tokens = beside * size
