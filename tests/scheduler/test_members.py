@@ -239,9 +239,9 @@ def test_contexts_that_are_held_no_longer_count_on_an_idle_engine(
 def test_the_context_of_a_preempted_first_call_counts(recomputed: int, stays: bool) -> None:
     """Program a has no other context than the 8 blocks of its call."""
     engine = Counted()
-    for call in [engine.wants(name, 40) for name in "bc"]:
+    for earlier in [engine.wants(name, 40) for name in "bc"]:
         engine.step(0.1)
-        engine.end(call, output=0)
+        engine.end(earlier, output=0)
     call_id = engine.wants("a", 9)
     engine.step(0.1)
     for lost in (0, recomputed):

@@ -722,14 +722,13 @@ def _fault_of(
     if isinstance(inner, EngineError):  # an output of the call cannot be read
         return inner, inner.__cause__ or error
     if client_failed:  # the task that reads outputs has failed, and all calls with it
-        cause = text_of(error.__cause__ or error)
-        return EngineDiedError(f"the engine's client failed during call {call.call_id}: {cause}")
-    if isinstance(error.__cause__, OverflowError | UnicodeEncodeError):  # it cannot be sent
-        fault = refused(call, error.__cause__)
+        cause = text_of(inner or error)
+        died = EngineDiedError(f"the engine's client failed during call {call.call_id}: {cause}")
+        return died, error
+    if isinstance(inner, OverflowError | UnicodeEncodeError):  # the call cannot be sent
         # With vLLM's own error as the cause, a front end would answer with status 500.
-        fault.__cause__ = error.__cause__
-        return fault
-    return refused(call, error)
+        return refused(call, inner), inner
+    return refused(call, error), error
 
 
 @dataclass(slots=True)
