@@ -167,6 +167,7 @@ class SchedulerCore:
         self.promoter = self.policy.promoter(slots) or Promoter()
         self.queue = CallQueue(self.admission, self.promoter)
         self.listeners = [*listeners]
+        # The owners come first, because the admission reads the gap that they note at a call's end.
         self.parts: list[Part] = [] if capacity is None else [self.owners]
         if self.admission is not None:
             # `owners.changed` is assigned later, so look it up on each call.

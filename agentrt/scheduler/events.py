@@ -176,10 +176,10 @@ class CallListener(Protocol):
 
         A preemption is observed before the core handles the event, while the call still has its
         slot and its blocks. The end of a call is observed at such a time, too, but then the call is
-        no longer in `SchedulerCore.calls`, and the tokens of a load since which the call did not
-        start, even if the load is in flight, are already in its ``unused_loaded_tokens``. The
-        process table, the statistics and the other parts have not handled the end yet. All other
-        events are observed after the core has handled them.
+        no longer in `SchedulerCore.calls`. If the call did not start after its last load, the
+        tokens of this load are already in its ``unused_loaded_tokens``, even if the load is in
+        flight. The process table, the statistics and the other parts have not handled the end yet.
+        All other events are observed after the core has handled them.
         """
 
 

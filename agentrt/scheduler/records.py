@@ -272,7 +272,9 @@ class QueuedCall:
     loaded_tokens: int = 0
     """The tokens that were loaded in place of being computed, before the starts of the call."""
     unused_loaded_tokens: int = 0
-    """The tokens of loads that failed, or since which the call ended without starting."""
+    """The tokens of loads that failed, and of a load after which the call ended without having
+    started.
+    """
     adds: int = 0
     """The tokens that the call adds to its program's context (admission ``memory``)."""
     holds: int = 0

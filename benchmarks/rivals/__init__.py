@@ -51,6 +51,7 @@ def _gated(name: str, number: str, *, decay: bool) -> Contender | None:
 def _pinning(name: str, number: str, *, scheduler: str) -> Contender | None:
     if number:
         return None
+    # Only for the policy's default retention and admission: the scheduler's class sets the order.
     ours = SchedulerConfig(policy="program-fcfs")
     return OwnScheduler(name, ours, scheduler=f"benchmarks.rivals.continuum:{scheduler}")
 

@@ -35,7 +35,7 @@ which an idle engine could wait, the search considers at most this many absent r
 are programs of more types than this, no search finds out whether all of these types branch.
 """
 _TURN = 8.0
-"""Between two of its calls, a resident is expelled for another program only after the resident has
+"""When a call of a resident is queued, the resident gives way to another program only after it has
 been served for this many times the cost of recomputing its context. The cost is the time that the
 recomputation takes, multiplied by the number of residents in the batch, which all wait for this
 time.
@@ -75,8 +75,8 @@ class WorkingSet(Admission):
         self._growth = 0
         """Blocks that residents claim for future calls."""
         self._lost_tokens = 0
-        """Tokens that residents have recomputed because their contexts exceed the cache, since the
-        last expulsion.
+        """Tokens that all residents together have recomputed because their contexts exceed the
+        cache, since a program was last expelled.
         """
         self._branching: dict[EngineProgram, None] = {}
         """Residents with several calls in the engine."""
@@ -89,8 +89,8 @@ class WorkingSet(Admission):
         held.
         """
         self._due: dict[EngineProgram, None] = {}
-        """Absent residents whose contexts are no longer held. They are expelled if another program
-        needs the room.
+        """Absent residents whose contexts are no longer held. They stay resident until another
+        program needs their room, and are expelled then.
         """
         self._due_claim = 0
         """Blocks that the residents in ``_due`` claim."""
@@ -249,7 +249,7 @@ class WorkingSet(Admission):
         return self._kept + self._shared > self.capacity.blocks
 
     def _gives_way(self, program: EngineProgram, call: QueuedCall) -> bool:
-        """Return whether a program is expelled between two of its calls, in favour of the first
+        """Return whether a program is expelled when its call is queued, in favour of the first
         program that waits for admission.
 
         The switch costs the time to recompute the program's context later, and all residents in the

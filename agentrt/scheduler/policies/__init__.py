@@ -1,7 +1,9 @@
 """The scheduling policies by name, including policies of other packages.
 
-A package adds a policy by an entry point in the group ``agentrt.policies`` whose object is a
-subclass of `Policy`. Its module may import only the standard library and `agentrt.scheduler`,
+A policy of this package is a class in `published` or `adaptive`, and is listed in `BUILT_IN`. If
+its default retention and admission are ``cost`` and ``memory``, its name is in `MEMORY_POLICIES`,
+too. Another package adds a policy by an entry point in the group ``agentrt.policies`` whose object
+is a subclass of `Policy`. Its module may import only the standard library and `agentrt.scheduler`,
 because it is loaded in the engine core.
 """
 
@@ -79,12 +81,13 @@ _NEEDED = {
 
 
 def check_settings(config: SchedulerConfig, names: Iterable[str]) -> None:
-    """Raise `ConfigError` for the first setting that has no effect with this configuration. Only
-    ``quanta``, ``beta``, ``max_promoted``, ``lane`` and the settings in `_NEEDED` are checked.
+    """Raise `ConfigError` for the first setting that has no effect with this configuration. Only the
+    settings in `_NEEDED`, and those that built-in policies have in `Policy.settings`, are checked.
 
     ``names`` are the names of the settings that the user has set, even if to their defaults.
     """
     reads = policy_class(config.policy).settings
+    known = frozenset[str]().union(*(policy.settings for policy in BUILT_IN.values()))
     for name in names:
         option = f"--{name.replace('_', '-')}"
         if name in _NEEDED:
@@ -94,7 +97,7 @@ def check_settings(config: SchedulerConfig, names: Iterable[str]) -> None:
                     f"{option} has an effect only with --{field} {needed}, but --{field} is {now} "
                     f"now; set --{field} {needed}, or leave {option} out"
                 )
-        elif name in ("quanta", "beta", "max_promoted", "lane") and name not in reads:
+        elif name in known - reads:
             policies = BUILT_IN.values()
             others = ", ".join(policy.name for policy in policies if name in policy.settings)
             raise ConfigError(

@@ -64,7 +64,7 @@ class Adaptive(Policy):
     starving: ClassVar[bool] = False
     follows_program: ClassVar[bool] = True
     learns: ClassVar[bool] = True
-    settings: ClassVar[frozenset[str]] = frozenset({"quanta", "lane", "history"})
+    settings: ClassVar[frozenset[str]] = frozenset({"quanta", "lane"})
 
     def __init__(self, config: SchedulerConfig) -> None:
         super().__init__(config)
@@ -302,7 +302,7 @@ class LongestRemaining(Adaptive):
     """
 
     name: ClassVar[str] = LONGEST_REMAINING
-    settings: ClassVar[frozenset[str]] = frozenset({"quanta", "history"})
+    settings: ClassVar[frozenset[str]] = frozenset({"quanta"})
 
     def promoter(self, slots: int) -> Promoter | None:
         return None
