@@ -1,11 +1,11 @@
 """``benchmarks room`` and ``first-runs``: completion times with room for all contexts.
 
 Each policy serves the same programs as stock vLLM in virtual time, with vLLM's real scheduler and
-KV-cache manager, whose cache has room for everything. ``room`` runs the workloads of ``benchmarks
-memory``: below a load of 1, the engine keeps up with the programs, and no policy can gain anything;
-above it, programs queue. ``first-runs`` runs mixes of programs of types that the engine has not
-seen before; then the engine serves the same programs again, with the history of the first run and
-an empty cache.
+KV-cache manager, whose cache has room for everything. ``room`` runs all workloads of ``benchmarks
+memory`` except ``recorded``. Below a load of 1, the engine keeps up with the programs, and no
+policy can gain anything; above a load of 1, programs queue. ``first-runs`` runs mixes of programs
+of types that the engine has not seen before; then the engine serves the same programs again, with
+the history of the first run and an empty cache.
 """
 
 from __future__ import annotations

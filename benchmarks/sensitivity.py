@@ -269,8 +269,9 @@ class _Effect:
         return cls(variant.constant, variant.factor, medians, failed)
 
     def worst(self, figure: str) -> str:
-        """Return the highest ratio of a figure over the workloads, with the name of the workload;
-        or `FAILED`, `NONE` or `SAME`.
+        """Return the highest ratio of a figure over the workloads, with the name of the workload.
+        Return `FAILED` if a run failed, `NONE` if there are no ratios, and `SAME` if all ratios of
+        all figures are 1.
         """
         if self.failed:
             return FAILED

@@ -85,7 +85,12 @@ class TokenFile(OutputFile):
                 raise UsageError(f"--tokens {str(path)!r} is a folder; name a file")
             path = path.with_name(f"{path.name}.jsonl")
         if os.path.realpath(results.path) in map(os.path.realpath, (path, self._target)):
-            raise UsageError("--tokens and --out name the same file; name another file for tokens")
+            raise UsageError(
+                f"--out names a file that --tokens {str(self._target)!r} writes, {path.name} or "
+                "the file itself; name another file for tokens"
+                if self._table is not None
+                else "--tokens and --out name the same file; name another file for tokens"
+            )
         super().__init__(path, "--tokens")
         try:
             self._check(results)

@@ -1,5 +1,5 @@
-"""The core of `agentrt run`: start the engine, run a program's instances, stop the engine; and the
-dashboard of a command.
+"""The core of `agentrt run`, which starts the engine, runs a program's instances and stops the
+engine. The module also serves the dashboard of a command.
 """
 
 from __future__ import annotations

@@ -61,8 +61,8 @@ class Chat:
             opened = await _render(tokens, model, after, answer=True)
             if opened[: len(before)] != before:
                 raise ConfigError(
-                    "this model's chat template cannot continue in the middle of a chat; fill the "
-                    "context with text"
+                    "this model's chat template does not allow messages to be appended to a "
+                    "context that already has tokens; append a text instead"
                 )
             head = (*ids, *over[_overlap(ids, over) :])
             closed, opened = ((*head, *each[len(before) :]) for each in (closed, opened))

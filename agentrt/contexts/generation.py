@@ -97,8 +97,8 @@ async def constrained(output: AsyncGenerator[Piece, None]) -> AsyncGenerator[Pie
             reply, last = piece.reply, len(piece.token_ids) - 1
             if reply is not None and reply.finish_reason == "error":
                 raise CallRejectedError(
-                    "the engine could not follow the constraint: it does not compile, is too slow, "
-                    "or allows no token; make it simpler"
+                    "the engine could not follow the constraint, which does not compile, is too "
+                    "slow, or allows no token; make the constraint simpler"
                 )
             if reply is not None and reply.finish_reason == "stop" and last >= 0:
                 reply = replace(
@@ -160,8 +160,9 @@ class _Output:
         """Add the reply of a call. Raises `CallRejectedError` if the engine refused the call."""
         if reply.finish_reason == "error":
             raise CallRejectedError(
-                "the engine could not follow an automaton: the automaton may only allow tokens of "
-                "the model's vocabulary, and END in place of the tokens that end an output"
+                "the engine could not follow an automaton: it allowed a token that is not in the "
+                "model's vocabulary, or a token that ends an output; allow only tokens of the "
+                "vocabulary, and END where the output may end"
             )
         self.replies.append(reply)
         self.logprobs += reply.token_logprobs

@@ -274,8 +274,8 @@ def _has_form(part: Any) -> bool:
 
 
 def _join_content(part: dict[str, Any]) -> None:
-    """Replace a content that is a list of parts, as of Mistral's reasoning models, by its text. The
-    model's thoughts in it become the reasoning.
+    """If the content is a list of parts, as Mistral's reasoning models send it, replace it by its
+    text. The model's thoughts in it become the reasoning.
     """
     if not isinstance(items := part.get("content"), list):
         return

@@ -352,11 +352,13 @@ class ProgramRecord:
         return self.value_of(self.past.root)
 
     async def end(self, state: str, result: Any, error: BaseException | None) -> None:
-        """Record the end of the program. Cancellations of nodes by this end are not recorded.
+        """Record the end of the program. Nodes that are cancelled because the program ends are not
+        recorded as cancelled.
 
         If the result cannot be recorded, `UnrecordableError` is recorded as the failure of the
-        program, and raised; with ``skips``, a warning is logged instead. Raises `JournalWriteError`
-        if the rows cannot be written.
+        program, and raised. With ``skips``, the end is recorded with the state `LOST` and the text
+        of the error, and a warning is logged. Raises `JournalWriteError` if the rows cannot be
+        written.
         """
         self._write_caught_refusals(error)
         refused: UnrecordableError | None = None

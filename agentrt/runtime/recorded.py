@@ -67,8 +67,9 @@ _CHECKPOINT, REWARD = "checkpoint", "reward"
 def restore_tokens(log: TokenLog, record: ProgramRecord) -> None:
     """Restore the tokens and rewards that earlier processes have recorded of a program.
 
-    All recorded calls are restored, even if the resumed program does not make them again: calls in
-    tools that are answered from the journal, and calls before the last state of a loop. If the
+    All recorded calls are restored, also those that the resumed program does not make again, such
+    as calls in tools whose results are in the journal, and calls before the recorded state of a
+    loop from which the program continues. If the
     resumed program takes another course, the tokens of the recorded nodes that it no longer reaches
     are dropped.
     """

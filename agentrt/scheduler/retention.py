@@ -186,7 +186,7 @@ class EvictionOrder:
         yield from sorted(candidates, key=lambda blocks: self._weight(blocks, now))
 
     def _rank(self) -> None:
-        """Compute the places of the owners that have changed."""
+        """Compute the place in the eviction order of each owner that has changed."""
         unranked, self._unranked = self._unranked, {}
         for blocks in unranked:
             self.discard(blocks)

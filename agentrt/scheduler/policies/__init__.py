@@ -81,8 +81,9 @@ _NEEDED = {
 
 
 def check_settings(config: SchedulerConfig, names: Iterable[str]) -> None:
-    """Raise `ConfigError` for the first setting that has no effect with this configuration. Only the
-    settings in `_NEEDED`, and those that built-in policies have in `Policy.settings`, are checked.
+    """Raise `ConfigError` for the first setting that has no effect with this configuration. Only
+    the settings in `_NEEDED`, and those that built-in policies have in `Policy.settings`, are
+    checked.
 
     ``names`` are the names of the settings that the user has set, even if to their defaults.
     """

@@ -259,9 +259,9 @@ class ClientPrograms:
         a reply that summarizes the chat; a later chat may begin with this reply alone.
 
         ``tools`` are the names of the tools that the first reply calls. These tools count as
-        running until the chat continues, or until the program makes a request outside of sub-agents
-        that continues no chat. They do not count if the client names its calls: then the client
-        also names the nodes between the calls.
+        running until the chat continues, or until the program itself, and not one of its
+        sub-agents, makes a request that continues no chat. They do not count if the client names
+        its calls: then the client also names the nodes between the calls.
 
         ``is_cut`` says that the client disconnected before it got any part of a reply. If the
         program has no name and has had no other request, the program ends, because a retry of the

@@ -458,8 +458,8 @@ class BlockRetention:
     def _stopped(self, call: QueuedCall) -> None:
         """Note the owner of a call's blocks, which are about to be freed.
 
-        A call without a program becomes the owner of no block. But if it has used blocks of a
-        program, these get the owner of shared blocks (`BlockOwners.shared`).
+        A call without a program becomes the owner of no block. But if the call has used blocks that
+        a program owns, their owner becomes that of shared blocks (`BlockOwners.shared`).
         """
         row = call.program
         if self.queue is None or (row.ended and not row.lone):  # the blocks are not used again
