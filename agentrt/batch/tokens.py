@@ -84,12 +84,13 @@ class TokenFile(OutputFile):
             if path.is_dir():
                 raise UsageError(f"--tokens {str(path)!r} is a folder; name a file")
             path = path.with_name(f"{path.name}.jsonl")
-        if os.path.realpath(results.path) in map(os.path.realpath, (path, self._target)):
+        out = os.path.realpath(results.path)
+        if out == os.path.realpath(self._target):
+            raise UsageError("--tokens and --out name the same file; name another file for tokens")
+        if out == os.path.realpath(path):
             raise UsageError(
-                f"--out names a file that --tokens {str(self._target)!r} writes, {path.name} or "
-                "the file itself; name another file for tokens"
-                if self._table is not None
-                else "--tokens and --out name the same file; name another file for tokens"
+                f"--tokens {str(self._target)!r} needs the file {str(path)!r} until the batch "
+                "ends, but --out names this file; name another file for tokens"
             )
         super().__init__(path, "--tokens")
         try:

@@ -427,7 +427,10 @@ def test_what_is_no_file_of_tokens_is_not_read(tmp_path: Path) -> None:
         ({"tokens": "t.jsonl"}, "needs a file of results; name it with out="),
         ({"tokens": "r.jsonl", "out": "r.jsonl"}, "name the same file"),
         ({"tokens": "r.parquet", "out": "r.parquet"}, "name the same file"),
-        ({"tokens": "r.parquet", "out": "r.parquet.jsonl"}, "name the same file"),
+        (
+            {"tokens": "r.parquet", "out": "r.parquet.jsonl"},
+            "needs the file 'r.parquet.jsonl' until the batch ends, but --out names this file",
+        ),
         ({"tokens": "none/t.jsonl", "out": "r.jsonl"}, "folder 'none' does not exist"),
         ({"tokens": ".", "out": "r.jsonl"}, "'.' is a folder"),
         ({"tokens": True, "executor": ScriptedExecutor()}, "needs an engine that reports"),
