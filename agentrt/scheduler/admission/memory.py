@@ -604,22 +604,14 @@ class WorkingSet(Admission):
         its growth.
         """
         self._full_at = None
-        needed, kept, growth = program.counted
-        self._needed, self._kept, self._growth = (
-            self._needed - needed,
-            self._kept - kept,
-            self._growth - growth,
-        )
-        needed = kept = growth = 0
+        counted = (0, 0, 0)
         if program.resident:
-            growth = program.growth
-            if program not in self._due:
-                kept = program.claim - growth
-                needed = kept if _can_run(program) else 0
-        program.counted = needed, kept, growth
-        self._needed += needed
-        self._kept += kept
-        self._growth += growth
+            kept = 0 if program in self._due else program.claim - program.growth
+            counted = (kept if _can_run(program) else 0, kept, program.growth)
+        self._needed += counted[0] - program.counted[0]
+        self._kept += counted[1] - program.counted[1]
+        self._growth += counted[2] - program.counted[2]
+        program.counted = counted
 
     def _apply(self, decision: Admit) -> None:
         decision.program.admitted_by_age = self._oldest_is_next
