@@ -56,7 +56,7 @@ two bytes each.
 """
 _SLOTS = 256
 _OTHER_SEED = 100
-"""What is added to a seed for the jobs from which a scheduler has learned."""
+"""The jobs from which a scheduler has learned have the seed of the run plus this number."""
 STEP_TOKENS = 2048
 """The maximum number of tokens that a step computes. The published runs do not state their value.
 The default of `vllm serve` is 8,192 on the H100 and the H200, and 2,048 on the A100. On an H100, at

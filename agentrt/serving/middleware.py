@@ -284,8 +284,8 @@ class Middleware:
         path, server = scope["path"], self._server
         is_socket = scope["type"] == "websocket"
         if "is_over_limit" in scope["state"]:
-            said = "too many connections are open; close idle connections, or try again later"
-            return _unavailable(path, said, "too_many_connections")
+            reason = "too many connections are open; close idle connections, or try again later"
+            return _unavailable(path, reason, "too_many_connections")
         if server.draining and not _goes_on("" if is_socket else scope["method"], path):
             return _stopping(path, "it finishes running work and accepts no new work")
         is_open = _is_open(path)
@@ -417,11 +417,11 @@ def _nul_refusal(scope: Scope) -> Response | None:
     """
     path = scope["path"]
     if "\0" in path:
-        said = f"{scope['method']} {path}: not found, because no path has a NUL character (%00)"
-        return error_response(path, 404, said, code="not_found")
+        reason = f"{scope['method']} {path}: not found, because no path has a NUL character (%00)"
+        return error_response(path, 404, reason, code="not_found")
     if b"%00" in scope["query_string"]:
-        said = "the query of the URL has a NUL character (%00); leave it out"
-        return error_response(path, 400, said, code="invalid_value")
+        reason = "the query of the URL has a NUL character (%00); leave it out"
+        return error_response(path, 400, reason, code="invalid_value")
     return None
 
 

@@ -516,11 +516,11 @@ async def test_a_retry_of_a_score_asks_the_model_again(tmp_path: Path) -> None:
     not asked again.
     """
     answers = iter(("good", "very good", "7"))
-    asked: list[str] = []
+    prompts: list[str] = []
 
     def says(call: Call) -> str:
-        asked.append(echo(call))
-        return next(answers) if asked[-1].startswith("grade") else asked[-1]
+        prompts.append(echo(call))
+        return next(answers) if prompts[-1].startswith("grade") else prompts[-1]
 
     @score
     async def grade(ctx: Context, record: Any, result: str) -> float:
@@ -535,8 +535,8 @@ async def test_a_retry_of_a_score_asks_the_model_again(tmp_path: Path) -> None:
             retry=retry,
         )
         assert tea.scores == {"judge": 22.0} | ({} if expected is None else {"grade": expected})
-    assert sum(each.startswith("judge") for each in asked) == 1
-    assert sum(each.startswith("grade") for each in asked) == 3
+    assert sum(prompt.startswith("judge") for prompt in prompts) == 1
+    assert sum(prompt.startswith("grade") for prompt in prompts) == 3
 
 
 async def test_a_score_that_takes_too_long_is_an_error() -> None:

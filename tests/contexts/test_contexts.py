@@ -284,7 +284,7 @@ async def test_contents_and_numbers_of_wrong_types_are_refused(shared: Runtime) 
         with pytest.raises(ConfigError, match="allowed must be a list of token ids"):
             await context.next_tokens(allowed=5)
         with pytest.raises(ConfigError, match="model must be the name of a model, got 5"):
-            await ctx.context("x", model=5)  # type: ignore[arg-type]
+            await ctx.context("x", model=5)  # type: ignore[arg-type]  # refused at run time
 
     await run(shared, body)
 

@@ -77,7 +77,9 @@ async def test_the_first_of_two_answers_counts(asked: Asked) -> None:
 
 
 async def test_an_answerer_that_is_not_async_is_named_and_leaves_no_question_open() -> None:
-    answerer: Any = lambda question: "left"  # noqa: E731  # as a user writes it
+    def answerer(question: Any) -> Any:
+        return "left"
+
     async with Runtime(ScriptedExecutor(), ask_human=answerer) as runtime:
         asked = Asked(runtime)
         with pytest.raises(ConfigError, match=r"ask_human=\) returned 'left'; it must be an async"):

@@ -183,9 +183,11 @@ def _position(request: Request, key: str) -> int | None:
 
 
 def readable_tokens(request: Request, key: str) -> int:
-    """Return how many tokens of a prompt vLLM may read from the prefix cache: none if the log
-    probabilities of the whole prompt are wanted, and else all but the last one, or the tokens
-    before the position of `compute_from`.
+    """Return how many tokens of a prompt vLLM may read from the prefix cache.
+
+    If the log probabilities of the whole prompt are wanted, the result is 0. If the request has a
+    position of `compute_from`, vLLM may read the tokens before this position. In no case does it
+    read the last token.
     """
     if request.skip_reading_prefix_cache:
         return 0
