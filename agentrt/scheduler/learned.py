@@ -56,6 +56,10 @@ BRANCHING = 0.25
 """A program type counts as branching if more than this share of its calls arrives while another
 call of the same program is in the engine.
 """
+_LEAST_VARIATION = 0.01
+"""Lower limit of the squared coefficient of variation of the number of calls of a program, so that
+the estimate stays finite for programs that are all alike.
+"""
 LONGEST_S = 1e9
 """Upper limit, in seconds, of the expected service of a program, of the durations in a history
 file, and of the ages that are distinguished (`age_bin`).
@@ -315,6 +319,54 @@ class Silences:
         del self._open[bisect_left(self._open, silence.since)]
 
 
+class Turn:
+    """A turn whose call runs: it began with the end of the program's previous call."""
+
+    __slots__ = ("_of", "_since")
+
+    def __init__(self, of: RunningTurns, since: float) -> None:
+        self._of, self._since = of, since
+
+    def end(self, now: float) -> None:
+        """Stop counting the turn, because its call has ended or was preempted."""
+        self._of.end(self._since, now)
+
+
+class RunningTurns:
+    """The turns of one program type whose calls run.
+
+    If only ended turns counted, turns would seem too short while a type is new, because its short
+    turns end first.
+    """
+
+    __slots__ = ("_count", "_since", "seconds")
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._since = 0.0
+        """The sum of the times at which the turns began."""
+        self.seconds = 0.0
+        """How long the turns have lasted in all, when one last began or ended. The time that calls
+        waited in the queue does not count.
+        """
+
+    def begin(self, since: float, now: float) -> Turn:
+        """Count a turn that began at ``since``."""
+        self._count += 1
+        self._since += since
+        self._sum_up(now)
+        return Turn(self, since)
+
+    def end(self, since: float, now: float) -> None:
+        """See `Turn.end`."""
+        self._count -= 1
+        self._since = self._since - since if self._count else 0.0
+        self._sum_up(now)
+
+    def _sum_up(self, now: float) -> None:
+        self.seconds = max(self._count * now - self._since, 0.0)
+
+
 def _at_least(lengths: list[float], age: float) -> int:
     """Return how many of the sorted durations are at least ``age``."""
     return len(lengths) - bisect_left(lengths, age)
@@ -326,17 +378,20 @@ class Usual:
 
     For calls: the output tokens (``output``), the prompt tokens that all programs of the type share
     (``shared``), and the share of calls that arrive while another call of the same program is in
-    the engine (``beside``). For programs: the number of calls (``calls``). For a turn, which lasts
-    from the end of a call to the end of the program's next call: the tokens by which the context
-    grows (``grown``), and the seconds without waiting in the queue (``turn_s``).
+    the engine (``beside``). For programs: the number of calls (``calls``) and its square
+    (``calls_squared``). For a turn, which lasts from the end of a call to the end of the program's
+    next call: the tokens by which the context grows (``grown``), and the seconds without waiting in
+    the queue (``turn_s``).
     """
 
     output: Mean = field(default_factory=Mean)
     shared: Mean = field(default_factory=Mean)
     beside: Mean = field(default_factory=Mean)
     calls: Mean = field(default_factory=Mean)
+    calls_squared: Mean = field(default_factory=Mean)
     grown: Mean = field(default_factory=Mean)
     turn_s: Mean = field(default_factory=Mean)
+    running: RunningTurns = field(default_factory=RunningTurns)
     silences: Silences = field(default_factory=Silences)
 
     @property
@@ -344,19 +399,55 @@ class Usual:
         """Whether programs of this type often have several calls at the same time."""
         return self.beside.value > BRANCHING
 
-    def growth(self, context_tokens: int, seconds: float) -> int:
+    def growth(self, context_tokens: int, finished_calls: int, seconds: float) -> int:
         """Return the number of tokens by which the context of a chain of calls is expected to grow
-        in ``seconds``.
+        within ``seconds``.
 
-        The context becomes free when the chain ends. So the growth with each call is reduced by
-        the product of ``context_tokens`` and the probability that the chain ends with the call.
-        The result is 0 for a type that branches, and until the duration of a turn is known.
+        A chain that ends frees its context. So the result is the largest difference, over the
+        period, between the expected size of the context then (0 after the chain's end) and its size
+        now, ``context_tokens``. To save time, only the whole, the half and a quarter of the period
+        are compared. The result is 0 for a type that branches, and until the duration of a turn is
+        known.
+
+        The mean duration of a turn is the time spent in turns, ended or not, divided by the number
+        of turns that ended. This estimate is unbiased if the probability that a turn ends does not
+        depend on how long it has lasted.
         """
-        if not self.turn_s.value or self.branches:
+        ended = self.turn_s.n
+        turn_s = self.turn_s.value + self.running.seconds / ended if ended else 0.0
+        if turn_s <= 0.0 or self.branches:
             return 0
-        ends = max(1.0 / self.calls.value if self.calls.n else 0.0, self.silences.ends)
-        given_up = context_tokens * ends
-        return int(max(self.grown.value - given_up, 0.0) * seconds / self.turn_s.value)
+        turns = seconds / turn_s
+        growth = 0.0
+        for later in (turns, turns / 2, turns / 4):
+            tokens = context_tokens + self.grown.value * later
+            growth = max(growth, tokens * self._survival(finished_calls, later) - context_tokens)
+        return int(growth)
+
+    def _survival(self, finished_calls: int, turns: float) -> float:
+        """Return the probability that a chain goes on for ``turns`` more turns after
+        ``finished_calls``.
+
+        The number of calls of a program is taken to have a Weibull distribution, with the mean and
+        the spread of the programs that have ended. Its shape is the usual power of the coefficient
+        of variation (Justus et al. 1978, "Methods for estimating wind speed frequency
+        distributions"). With few samples the shape is near 1, so that a chain ends with the same
+        probability after each call.
+
+        A client may never report that a program has ended. So the probability is at most the one
+        that follows from silences (`Silences.ends`).
+        """
+        silent = math.pow(1.0 - self.silences.ends, turns)
+        if not self.calls.n:
+            return silent
+        mean = max(self.calls.value, 1.0)
+        shape, samples = 1.0, self.calls_squared.n - 1.0  # a single program has no spread
+        if samples > 0.0:
+            squared = max(self.calls_squared.value / mean**2 - 1.0, _LEAST_VARIATION)
+            shape += (math.pow(squared, -1.086 / 2) - 1.0) * samples / (samples + DOUBT)
+        scale = mean / math.gamma(1.0 + 1.0 / shape)
+        now, later = finished_calls / scale, (finished_calls + turns) / scale
+        return min(silent, math.exp(math.pow(now, shape) - math.pow(later, shape)))
 
 
 class Median:

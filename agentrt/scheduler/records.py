@@ -10,7 +10,7 @@ from enum import StrEnum
 from typing import Any
 
 from agentrt.errors import InvariantError
-from agentrt.scheduler.learned import SCANNED, Kind, Silence
+from agentrt.scheduler.learned import SCANNED, Kind, Silence, Turn
 from agentrt.scheduler.programs import ProgramStats
 
 Key = tuple[int, Any, int]
@@ -228,6 +228,10 @@ class QueuedCall:
     waited_s: float = 0.0
     began_at: float = 0.0
     """The time at which the call last started."""
+    turn: Turn | None = None
+    """The program's turn, while this call runs and is the program's only call in the engine; None
+    for a program's first call.
+    """
     served_s: float = 0.0
     steps: int = 0
     began_at_step: int = 0

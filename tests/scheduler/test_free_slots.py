@@ -8,7 +8,7 @@ import pytest
 
 from agentrt.scheduler.learned import DOUBT, SILENCES, Silences
 from tests.lines import lines_run
-from tests.scheduler.admitting import KIND, TOKEN_S, Counted
+from tests.scheduler.admitting import BLOCK, KIND, TOKEN_S, Counted
 
 STEP_S = 0.02
 OUTPUT = 50
@@ -133,7 +133,7 @@ def test_room_for_calls_that_absent_members_may_make_keeps_no_slot_empty() -> No
         engine.converse(f"silent{number}", 2, 0.0)
     usual = engine.learned.usual(KIND)
     for _ in range(200):
-        usual.grown.add(16)
+        usual.grown.add(5 * BLOCK)
         usual.turn_s.add(0.1)
     for number in range(12):
         engine.end(engine.wants(f"silent{number}", 2), output=0)
@@ -159,7 +159,7 @@ def test_the_first_program_that_outlasts_all_silences_keeps_no_slot_empty() -> N
     assert engine.inside() == {"runs", "new"}
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", range(30))
 def test_where_contexts_fit_no_conversation_waits_longer_than_the_longest_silence(
     seed: int,
 ) -> None:
@@ -232,7 +232,7 @@ def test_without_samples_the_prior_decides() -> None:
     assert silence.chance(5.0, 0.75) == 0.75
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", range(30))
 def test_silences_count_each_program_once(seed: int) -> None:
     """Each of the latest silences is counted once, as the list of all of them shows."""
     draw, silences, now = random.Random(seed), Silences(), 0.0

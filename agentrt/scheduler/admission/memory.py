@@ -34,6 +34,15 @@ ends after this many absent residents whose contexts are worth more than the slo
 which an idle engine could wait, the search considers at most this many absent residents. If there
 are programs of more types than this, no search finds out whether all of these types branch.
 """
+_AGAIN = 0.25
+"""A free slot is compared with an absent resident's context again when the resident's gap has
+become longer by this share: the longer a gap has lasted, the more slowly its forecast changes.
+"""
+_OUTGROWN = 2.0
+"""What it costs if the contexts outgrow the cache, as a multiple of the cost of recomputing the
+blocks that do not fit: they are recomputed once before a resident leaves (`may_stay`), and once
+when it is admitted again.
+"""
 _TURN = 8.0
 """When a call of a resident is queued, the resident gives way to another program only after it has
 been served for this many times the cost of recomputing its context. The cost is the time that the
@@ -129,6 +138,9 @@ class WorkingSet(Admission):
             self._lost_tokens += max(call.known_tokens - cached, 0)
         # The call may have waited in a queue of vLLM's own, which has no admission.
         self.join(program)
+        if program.last_turn_at is not None and len(program.queued) == 1:
+            turns = self.learned.usual(program.kind).running
+            call.turn = turns.begin(program.last_turn_at + call.waited_s, now)
         if call.preemptions:
             return
         # A call without a cache hit says nothing about a shared prefix: the prefix may have been
@@ -148,12 +160,14 @@ class WorkingSet(Admission):
             self._update_claim(program)
 
     def call_preempted(self, call: QueuedCall, now: float, reason: PreemptionReason) -> None:
+        self._end_turn(call, now)
         alone = len(call.program.queued) <= 1 < len(self.residents)
         if reason is not PreemptionReason.SLOT and alone:
             self.expel(call.program)
 
     def call_finished(self, call: QueuedCall, now: float) -> None:
         program, tokens = call.program, call.computed_tokens
+        self._end_turn(call, now)
         if tokens >= call.prompt_tokens:  # otherwise the call was cancelled before any output
             if program.last_turn_at is not None and not program.queued:
                 usual = self.learned.usual(program.kind)
@@ -163,6 +177,11 @@ class WorkingSet(Admission):
         program.context_tokens = max(program.context_tokens, tokens)
         self._update_claim(program)
         self._note_absent(program, now)
+
+    def _end_turn(self, call: QueuedCall, now: float) -> None:
+        if call.turn is not None:
+            call.turn.end(now)
+            call.turn = None
 
     def blocked(self, call: QueuedCall, now: float) -> None:
         self._count(call.program)
@@ -181,7 +200,9 @@ class WorkingSet(Admission):
     def program_ended(self, program: EngineProgram, now: float) -> None:
         self._full_at = None  # the program's calls that were not admitted need no room any more
         if program.service_s and not program.queued:  # otherwise called again when the calls end
-            self.learned.usual(program.kind).calls.add(program.finished_calls)
+            usual, calls = self.learned.usual(program.kind), program.finished_calls
+            usual.calls.add(calls)
+            usual.calls_squared.add(calls * calls)
         self.expel(program)
 
     def cache_emptied(self, programs: Iterable[EngineProgram]) -> None:
@@ -436,7 +457,7 @@ class WorkingSet(Admission):
             stay += 1
             assert resident.cached is not None
             if resident.cached.since < now:
-                look_again = min(look_again, 2.0 * now - resident.cached.since)
+                look_again = min(look_again, now + (now - resident.cached.since) * _AGAIN)
         if short > 0 and (short > growth or block_s > worth * work_s):
             return Keep(look_again)
         return Admit(program, tuple(leaving))
@@ -565,8 +586,9 @@ class WorkingSet(Admission):
         """Recompute how many cache blocks a program claims, without the shared prefix of its type.
 
         A program with at most one call is a chain: its next call continues from its context. Its
-        claim includes the expected growth for as long as holding the room costs less than
-        recomputing the blocks that the growth would evict. A program with several calls has
+        claim includes the expected growth for as long as holding the room costs less than lacking
+        it (`_OUTGROWN`). Before any program of the type has ended, it is unknown how many go on, so
+        only half of this period counts. A program with several calls has
         branches with separate contexts. A branch is counted if it has a call, and not counted while
         it waits for a tool.
         """
@@ -574,8 +596,9 @@ class WorkingSet(Admission):
         tokens, growth = program.context_tokens - program.shared_tokens, 0
         if len(calls) <= 1:
             tokens += sum(call.adds for call in calls)
-            held_s = self._compute_s(self.capacity.blocks)
-            growth = self.learned.usual(program.kind).growth(tokens, held_s)
+            usual = self.learned.usual(program.kind)
+            seconds = self._compute_s(self.capacity.blocks) * (_OUTGROWN if usual.calls.n else 1.0)
+            growth = usual.growth(tokens, program.finished_calls, seconds)
         else:
             tokens = max(tokens, sum(call.holds for call in calls))
         without = min(self._blocks(max(tokens, 0)) + len(calls), self.capacity.blocks)
