@@ -505,13 +505,13 @@ class SchedulerCore:
         """
         if call.cached_tokens is None:
             call.cached_tokens = min(cached_tokens, call.prompt_tokens)
-            call.lost_tokens = 0
+            call.last_recomputed_tokens = 0
         else:
-            call.lost_tokens = max(0, call.computed_tokens - cached_tokens)
-            call.recomputed_tokens += call.lost_tokens
+            call.last_recomputed_tokens = max(0, call.computed_tokens - cached_tokens)
+            call.recomputed_tokens += call.last_recomputed_tokens
         call.settled_at_s = math.inf
         if call.preemptions and call.computed_tokens:
-            self._lost_share.add(call.lost_tokens / call.computed_tokens)
+            self._lost_share.add(call.last_recomputed_tokens / call.computed_tokens)
 
     def _end_prefill(self, call: QueuedCall) -> None:
         """End a call's prefill, and decide until when the call is protected from preemption.
@@ -526,7 +526,7 @@ class SchedulerCore:
         calls of this engine had to recompute.
         """
         lost = self._lost_share.value
-        share = (1.0 if call.lost_tokens else lost) * (_KEPT if lost > _MOST else 1.0)
+        share = (1.0 if call.last_recomputed_tokens else lost) * (_KEPT if lost > _MOST else 1.0)
         call.settled_at_s = call.served_s + share * (call.served_s - call.began_served_s)
 
     def _remove(self, call: QueuedCall, now: float) -> None:

@@ -26,14 +26,12 @@ from agentrt.scheduler.priority_queue import PriorityQueue
 from agentrt.scheduler.records import (
     DEFERRED,
     NOT_ADMITTED,
+    QUEUED,
     UNQUEUED,
     WAITING,
     EngineProgram,
     QueuedCall,
 )
-
-_QUEUED = (WAITING, NOT_ADMITTED, DEFERRED)
-"""The states of the calls in the queue."""
 
 
 class Priority(NamedTuple):
@@ -272,7 +270,7 @@ class CallQueue:
     def remove(self, call: QueuedCall) -> None:
         """Remove a call that has ended, and all references to it."""
         # Most calls run when they end. This runs for each call, so it calls few functions.
-        if call.state in _QUEUED:
+        if call.state in QUEUED:
             self.discard(call)
         self.outdated.pop(call.call_id, None)
         if call is self._starving:

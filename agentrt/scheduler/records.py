@@ -175,7 +175,7 @@ TRANSITIONS: Mapping[CallState, frozenset[CallState]] = {
 first.
 """
 QUEUED = frozenset({WAITING, NOT_ADMITTED, DEFERRED})
-"""The states of calls that count as waiting in the engine's queue."""
+"""The states of the calls in the engine's queue, which count as waiting."""
 
 
 @dataclass(slots=True, eq=False)
@@ -265,10 +265,12 @@ class QueuedCall:
     """The prompt tokens that were in the cache when the call first started."""
     computed_tokens: int = 0
     """The prompt and output tokens that had been computed when the call last stopped."""
-    lost_tokens: int = 0
-    """The tokens that had to be recomputed after the call's last start."""
+    last_recomputed_tokens: int = 0
+    """The tokens that the call had computed before its last preemption, and had to compute again
+    after it.
+    """
     recomputed_tokens: int = 0
-    """The tokens that had to be recomputed after all starts of the call together."""
+    """The sum of ``last_recomputed_tokens`` over all preemptions of the call."""
     loading_tokens: int = 0
     """The tokens of a load that is in flight, or that has ended before the call has started."""
     load_due: float = -math.inf

@@ -133,12 +133,13 @@ def _cause(ours: Run, stock: Run) -> str:
 
 def _figures(ours: Run, stock: Run) -> str:
     mine, theirs = ours.figures, stock.figures
+    recomputed = mine.recomputed_tokens
     last = max(ours.ended_at, key=lambda name: ours.ended_at[name])
     ended_at, waited_s = ours.ended_at[last], ours.waited_s.get(last, 0.0)
     stock_ended_at, stock_waited_s = stock.ended_at[last], stock.waited_s.get(last, 0.0)
     parts = [
         f"preemptions: {mine.gave_way} for others, {mine.for_memory} for memory",
-        f"tokens computed: {mine.tokens}, {mine.lost_tokens} of them again (stock {theirs.tokens})",
+        f"tokens computed: {mine.tokens}, {recomputed} of them again (stock {theirs.tokens})",
         f"steps: {mine.steps} (stock {theirs.steps})",
         f"steps with a slot free and a call waiting: {mine.idle_slots} (stock {theirs.idle_slots})",
         f"of these steps, those with a call held back by admission: {mine.kept_out}",

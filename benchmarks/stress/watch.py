@@ -45,7 +45,7 @@ class Figures:
     """The results of a run: the ``seconds`` until all programs had ended, the number of ``steps``
     in which a call ran, the number of computed ``tokens``, and figures that explain the time.
 
-    ``lost_tokens`` is the number of tokens that had to be computed again. ``gave_way`` is the
+    ``recomputed_tokens`` is the number of tokens that had to be computed again. ``gave_way`` is the
     number of preemptions for other calls, and ``for_memory`` the number of preemptions by vLLM for
     lack of memory. ``idle_slots`` is the number of steps with a free slot while a call waited that
     could run; in ``kept_out`` of these steps, admission control held a call back. ``idle_s`` is the
@@ -60,7 +60,7 @@ class Figures:
     tokens: int = 0
     gave_way: int = 0
     for_memory: int = 0
-    lost_tokens: int = 0
+    recomputed_tokens: int = 0
     idle_slots: int = 0
     kept_out: int = 0
     idle_s: float = 0.0
@@ -196,8 +196,8 @@ class Watch:
     def _began(self, name: str, output: Any) -> None:
         request = self.scheduler.requests[name]
         cached = request.num_computed_tokens - output.num_scheduled_tokens[name]
-        lost = max(0, min(self._reached.get(name, 0), request.num_tokens) - cached)
-        self.figures.lost_tokens += lost
+        recomputed = max(0, min(self._reached.get(name, 0), request.num_tokens) - cached)
+        self.figures.recomputed_tokens += recomputed
         self.note(name, f"begins with {cached} of {request.num_tokens} tokens computed")
         self._idle_s.pop(name, None)
         if name in self._since:  # the waits of a streaming session's later turns do not count

@@ -83,7 +83,7 @@ class WorkingSet(Admission):
         """
         self._growth = 0
         """Blocks that residents claim for future calls."""
-        self._lost_tokens = 0
+        self._recomputed_tokens = 0
         """Tokens that all residents together have recomputed because their contexts exceed the
         cache, since a program was last expelled.
         """
@@ -135,7 +135,7 @@ class WorkingSet(Admission):
         program, cached = call.program, call.cached_tokens or 0
         was_served = program.attained_s > program.attained_when_admitted_s
         if program.resident and was_served and not call.preemptions and self._overfull:
-            self._lost_tokens += max(call.known_tokens - cached, 0)
+            self._recomputed_tokens += max(call.known_tokens - cached, 0)
         # The call may have waited in a queue of vLLM's own, which has no admission.
         self.join(program)
         if program.last_turn_at is not None and len(program.queued) == 1:
@@ -260,7 +260,7 @@ class WorkingSet(Admission):
         context_tokens = max(program.context_tokens, call.computed_tokens, 1)
         outgrown = len(self.residents) > 1 and (
             self._busy > self.capacity.blocks
-            or (self._overfull and self._lost_tokens >= context_tokens)
+            or (self._overfull and self._recomputed_tokens >= context_tokens)
         )
         return not (outgrown or self._gives_way(program, call)) or self._all_branch
 
@@ -277,10 +277,10 @@ class WorkingSet(Admission):
         batch wait for this time. So a program is expelled only after it has been served for `_TURN`
         times the sum of these waits.
         """
-        rival = self.first()
-        if rival is None or program.admitted_by_age or self._fits(rival.program):
+        candidate = self.first()
+        if candidate is None or program.admitted_by_age or self._fits(candidate.program):
             return False
-        if not (self._oldest_is_next or rival.level < call.level):
+        if not (self._oldest_is_next or candidate.level < call.level):
             return False
         beside = min(len(self.residents), self.capacity.slots)
         reload_s = program.context_tokens * self.learned.costs.token_s
@@ -354,32 +354,33 @@ class WorkingSet(Admission):
                 return tuple(leaving)
         return None
 
-    def _branching_that_cede(self, rival: QueuedCall) -> tuple[EngineProgram, ...] | None:
-        """Return the residents that give up room so that the program of the call ``rival`` fits;
-        None if it would not fit. If this program has several calls, room for ``rival`` is enough.
+    def _branching_that_cede(self, candidate: QueuedCall) -> tuple[EngineProgram, ...] | None:
+        """Return the residents that give up room so that the program of the call ``candidate``
+        fits; None if it would not fit. If this program has several calls, room for ``candidate`` is
+        enough.
 
-        Residents give up the room that they claim for waiting calls, if ``rival`` comes before one
-        of these calls. Only residents of types that branch do so, and residents with several calls;
-        and only if one of the latter has made `MANY_CALLS` calls, or if the residents claim more
-        than the cache. Without this rule, a program that always has more calls than fit would keep
-        all others out for as long as it lives. An example is a proxy that gives all its clients one
-        program id. And a chain would wait for many programs that were admitted without room while
-        all programs branched (`_all_branch`).
+        Residents give up the room that they claim for waiting calls, if ``candidate`` comes before
+        one of these calls. Only residents of types that branch do so, and residents with several
+        calls; and only if one of the latter has made `MANY_CALLS` calls, or if the residents claim
+        more than the cache. Without this rule, a program that always has more calls than fit would
+        keep all others out for as long as it lives. An example is a proxy that gives all its
+        clients one program id. And a chain would wait for many programs that were admitted without
+        room while all programs branched (`_all_branch`).
         """
         over = self.claimed > self.capacity.blocks
         if not over and all(each.finished_calls < MANY_CALLS for each in self._branching):
             return None
-        program = rival.program
+        program = candidate.program
         needs = self._needs(program)
         if len(program.queued) > 1:
-            needs = min(needs, self._blocks(rival.holds) + 1)
+            needs = min(needs, self._blocks(candidate.holds) + 1)
         short = self.claimed + needs - self.capacity.blocks
         ceding: list[EngineProgram] = []
         for resident in self.residents if over else self._branching:
             if resident not in self._branching and not self.learned.usual(resident.kind).branches:
                 continue
             calls = resident.queued.values()
-            if any(call.state is WAITING and rival.key < call.key for call in calls):
+            if any(call.state is WAITING and candidate.key < call.key for call in calls):
                 ceding.append(resident)
                 short -= resident.claim - self._running_blocks(resident)
                 if short <= 0:
@@ -673,7 +674,7 @@ class WorkingSet(Admission):
         if not program.resident:
             return
         super().expel(program)
-        self._lost_tokens = 0
+        self._recomputed_tokens = 0
         self._leave_kind(program.kind)
         self._branching.pop(program, None)
         program.was_resident = True
