@@ -40,14 +40,14 @@ _KEPT_ENDED = 3
 class Queue:
     """The engine's queue: the level of each call, and the number of calls ahead of a waiting call.
 
-    ``levelled`` is False for policies whose levels have no names Q1, Q2 and so on. Under these
+    ``named_levels`` is False for policies whose levels have no names Q1, Q2 and so on. Under these
     policies, the ``promoted`` calls use the share of the batch that is reserved for the oldest
     programs, which the view calls the lane.
     """
 
     levels: Mapping[str, int]
     ahead: Mapping[str, int]
-    levelled: bool = True
+    named_levels: bool = True
     promoted: frozenset[str] = frozenset()
 
     @classmethod
@@ -58,7 +58,7 @@ class Queue:
         return cls(
             levels={call["call_id"]: call.get("level", 0) for call in calls},
             ahead={call["call_id"]: call.get("ahead", 0) for call in waiting},
-            levelled=snapshot.get("levelled", True),
+            named_levels=snapshot.get("named_levels", True),
             promoted=frozenset(call["call_id"] for call in calls if call.get("promoted")),
         )
 
@@ -69,7 +69,7 @@ class Queue:
         if call_id not in self.levels:
             return "being sent"
         level = "lane" if call_id in self.promoted else ""
-        level = f"Q{self.levels[call_id] + 1}" if self.levelled else level
+        level = f"Q{self.levels[call_id] + 1}" if self.named_levels else level
         if call_id not in self.ahead:
             return f"running, {level}" if level else "running"
         before = self.ahead[call_id]

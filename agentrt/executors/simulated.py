@@ -189,7 +189,7 @@ class SimulatedEngine(Executor):
         return {
             "steps": self._steps,
             "sizes": {"max_num_seqs": self.slots},
-            "levelled": isinstance(self._core.policy, AttainedService),
+            "named_levels": isinstance(self._core.policy, AttainedService),
             "programs": [row.program_id for row in self._core.table],
             "running": [_described(call) for call in self._running],
             "waiting": [{**_described(call), "ahead": index} for index, call in waiting],

@@ -84,7 +84,7 @@ class _Making:
         self.level = self.cached = self.missing = self.lost = self.outputs = self.loads = 0
         self.reason, self.filling = QUEUED, False
         self.by: list[Plain] = []
-        self.held_by: list[Plain] = []
+        self.kept_out_by: list[Plain] = []
         self.lost_by: list[Plain] = []
 
     def take(self, notes: Iterable[Note]) -> _Making:
@@ -99,13 +99,13 @@ class _Making:
 
     # -- a method for each kind of note ------------------------------------------------
 
-    def _arrived(self, now: float, ahead: list[Plain], held_by: list[Plain]) -> None:
-        self.by, self.held_by = ahead, held_by
+    def _arrived(self, now: float, ahead: list[Plain], kept_out_by: list[Plain]) -> None:
+        self.by, self.kept_out_by = ahead, kept_out_by
 
     def _came_in(
-        self, now: float, begun: Sequence[Any], held_by: list[Plain], ahead: list[Plain]
+        self, now: float, begun: Sequence[Any], kept_out_by: list[Plain], ahead: list[Plain]
     ) -> None:
-        self._close_wait(now, begun, ADMISSION, held_by)
+        self._close_wait(now, begun, ADMISSION, kept_out_by)
         self.reason, self.by = QUEUED, ahead
 
     def _loads(self, now: float, begun: Sequence[Any], tokens: int, lost_to: list[Plain]) -> None:
@@ -142,19 +142,19 @@ class _Making:
         outputs: int,
         begun: Sequence[Any] | None = None,
         outside: bool = False,
-        held_by: Sequence[Plain] = (),
+        kept_out_by: Sequence[Plain] = (),
     ) -> None:
         if begun is None:
             self._close_run(now, computed, outputs)
         elif self.reason == LOADING:  # the loaded blocks are not used
             self._close(now, LOADING, 0, self.by)
         else:
-            self._close_wait(now, begun, ADMISSION if outside else self.reason, held_by)
+            self._close_wait(now, begun, ADMISSION if outside else self.reason, kept_out_by)
 
     # -- spans -------------------------------------------------------------------------
 
     def _close_wait(
-        self, now: float, begun: Sequence[Any], reason: str, held_by: Sequence[Plain]
+        self, now: float, begun: Sequence[Any], reason: str, kept_out_by: Sequence[Plain]
     ) -> None:
         """Close a span of waiting. Except after a preemption, the causes of the span include the
         programs that have started since the span began, according to ``begun``.
@@ -165,7 +165,7 @@ class _Making:
             named |= {cause[0]: cause for at, cause in begun if at >= self.since}
             by = list(named.values())
         if reason == ADMISSION:
-            by = by or self.held_by or list(held_by)
+            by = by or self.kept_out_by or list(kept_out_by)
         self._close(now, reason if by or reason == PREEMPTED else STARTING, 0, by)
 
     def _close_run(self, now: float, computed: int, outputs: int) -> None:

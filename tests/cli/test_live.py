@@ -54,7 +54,7 @@ def test_nodes_hang_under_the_functions_that_emitted_them() -> None:
     for scope in ("react/plan", "react/plan/expand", "react"):
         emit(run, "llm", scope)
     snapshot = {
-        "levelled": True,
+        "named_levels": True,
         "running": [{"call_id": "react-1/0", "level": 0}],
         "waiting": [{"call_id": "react-1/1", "level": 2, "ahead": 2}],
     }
@@ -72,9 +72,9 @@ def test_without_numbered_levels_only_the_lane_has_a_name() -> None:
     run = make_run()
     emit(run, "llm", "react")
     call = {"call_id": "react-1/0", "level": -7, "ahead": 0}
-    assert draw([run], {"levelled": False, "waiting": [call]})[1] == "└── llm  waiting, next, 2.0 s"
+    snapshot = {"named_levels": False, "waiting": [call]}
+    assert draw([run], snapshot)[1] == "└── llm  waiting, next, 2.0 s"
     call["promoted"] = True
-    snapshot = {"levelled": False, "waiting": [call]}
     assert draw([run], snapshot)[1] == "└── llm  waiting at lane, next, 2.0 s"
 
 

@@ -124,7 +124,7 @@ def test_a_restarted_call_counts_its_recomputed_tokens() -> None:
 
 
 @pytest.mark.parametrize(
-    ("ahead", "held_by", "begun", "held_by_then", "by"),
+    ("ahead", "kept_out_by", "begun", "kept_out_by_then", "by"),
     [
         ([A], [B], [], [C], [A]),
         ([], [B], [(1.0, D)], [C], [D]),
@@ -134,14 +134,18 @@ def test_a_restarted_call_counts_its_recomputed_tokens() -> None:
     ],
 )
 def test_an_account_names_the_programs_that_kept_a_call_out(
-    ahead: list[Any], held_by: list[Any], begun: list[Any], held_by_then: list[Any], by: list[Any]
+    ahead: list[Any],
+    kept_out_by: list[Any],
+    begun: list[Any],
+    kept_out_by_then: list[Any],
+    by: list[Any],
 ) -> None:
     """These are the programs ahead of the call that began since; else the members at its arrival;
     else the members now.
     """
     life = Life()
-    life.note(ARRIVED, 1.0, ahead, held_by)
-    life.note(CAME_IN, 3.0, begun, held_by_then, [B])
+    life.note(ARRIVED, 1.0, ahead, kept_out_by)
+    life.note(CAME_IN, 3.0, begun, kept_out_by_then, [B])
     life.note(BEGAN, 4.0, [], 0, 10, 0, 0, [])
     life.note(ENDED, 4.0, 0, 0)
     assert life.spans() == [[ADMISSION, 2.0, 0, 0.0, 0, by], [QUEUED, 1.0, 0, 0.0, 0, [B]]]

@@ -38,7 +38,7 @@ _OF_EACH = (
     "free_blocks",
     "free_slots",
     "needs_blocks",
-    "levelled",
+    "named_levels",
     "weights_version",
     "paused",
 )
@@ -324,7 +324,7 @@ async def snapshot_of(replicas: Sequence[Replica]) -> Mapping[str, Any]:
         "programs": [name for snapshot in snapshots for name in snapshot.get("programs", ())],
         "steps": sum(snapshot.get("steps") or 0 for snapshot in snapshots),
         "requests": sum(snapshot.get("requests") or 0 for snapshot in snapshots),
-        "levelled": all(snapshot.get("levelled", True) for snapshot in snapshots),
+        "named_levels": all(snapshot.get("named_levels", True) for snapshot in snapshots),
         "replicas": [
             {**replica.describe(), **{key: snapshot[key] for key in _OF_EACH if key in snapshot}}
             for replica, snapshot in pairs

@@ -23,7 +23,7 @@ class Policy(ABC):
     core.
 
     - ``levelled``: False if the policy serves calls in the engine's own order, first come, first
-      served.
+      served. Then the engine's own queue is used, unless there is admission control.
     - ``starving``: True if waiting calls are promoted by the anti-starvation rule of Agentix.
     - ``learns``: True if the policy uses statistics of ended programs. ``learned`` holds this
       engine's statistics.

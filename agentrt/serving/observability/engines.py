@@ -137,7 +137,7 @@ class _EngineQueue:
 
     def __init__(self, engine: Mapping[str, Any], running: Iterable[Mapping[str, Any]]) -> None:
         self._engine = engine
-        self._levelled = engine.get("levelled", True)
+        self._named_levels = engine.get("named_levels", True)
         self._lowest = max((call.get("level", 0) for call in running), default=None)
         self._has_slots = engine.get("free_slots", 0) > 0
         self._lacks_blocks = engine.get("needs_blocks", 0) > engine.get("free_blocks", 0)
@@ -151,7 +151,7 @@ class _EngineQueue:
     def _why(self, call: Mapping[str, Any], before: int | None) -> str:
         if self._engine.get("paused"):
             return "generation is paused"
-        if call.get("held"):
+        if call.get("not_admitted"):
             return "its program is not admitted"
         if call.get("loading"):
             return "loading from host memory"
@@ -161,15 +161,15 @@ class _EngineQueue:
             return "preempted, no KV space" if call.get("preemptions") else "no KV space"
         if self._has_slots:
             return "next in line"
-        here = _level_name(call, self._levelled)
+        here = _level_name(call, self._named_levels)
         if not here:
             return "queued, the batch is full"
-        behind = f" behind Q{before + 1}" if self._levelled and before is not None else ""
+        behind = f" behind Q{before + 1}" if self._named_levels and before is not None else ""
         return f"queued at {here}{behind}"
 
 
-def _level_name(call: Mapping[str, Any], levelled: bool) -> str:
-    if levelled:
+def _level_name(call: Mapping[str, Any], named_levels: bool) -> str:
+    if named_levels:
         return f"Q{call.get('level', 0) + 1}"
     return "the lane" if call.get("promoted") else ""
 
@@ -181,7 +181,7 @@ def _engine_call(
         "call_id": str(call.get("call_id")),
         "running": not why,
         "replica": replica,
-        "level": call.get("level") if engine.get("levelled", True) else None,
+        "level": call.get("level") if engine.get("named_levels", True) else None,
         "why": why,
         "preempted_by": call.get("gave_way_to", "") if why else "",
     }

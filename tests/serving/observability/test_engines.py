@@ -35,11 +35,11 @@ def one_engine(
     ("waiting", "more", "why"),
     [
         (a_call("b/0", 1), {}, "queued at Q2 behind Q3"),
-        (a_call("b/0", 1, held=True), {}, "its program is not admitted"),
+        (a_call("b/0", 1, not_admitted=True), {}, "its program is not admitted"),
         (a_call("b/0", 1, loading=True), {}, "loading from host memory"),
-        (a_call("b/0", 1), {"levelled": False}, "queued, the batch is full"),
+        (a_call("b/0", 1), {"named_levels": False}, "queued, the batch is full"),
         (a_call("b/0", 1, promoted=True), {}, "queued at Q2 behind Q3"),
-        (a_call("b/0", 1, promoted=True), {"levelled": False}, "queued at the lane"),
+        (a_call("b/0", 1, promoted=True), {"named_levels": False}, "queued at the lane"),
         (a_call("b/0"), {"free_slots": 1, "needs_blocks": 9, "free_blocks": 3}, "no KV space"),
         (
             a_call("b/0", preemptions=1),

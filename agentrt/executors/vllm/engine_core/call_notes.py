@@ -81,9 +81,9 @@ class CallNotes:
         match event:
             case CallArrived(call, now):
                 ahead = self._ahead()
-                note(call, ARRIVED, now, ahead, [] if ahead else self._holders(call))
+                note(call, ARRIVED, now, ahead, [] if ahead else self._kept_out_by(call))
             case CallAdmitted(call, now):
-                note(call, CAME_IN, now, list(self._begun), self._holders(call), self._ahead())
+                note(call, CAME_IN, now, list(self._begun), self._kept_out_by(call), self._ahead())
             case CallLoading(call, now, cached_tokens, tokens):
                 lost_to = self._takers_of(call, cached_tokens, cached_tokens + tokens)
                 note(call, LOADS, now, list(self._begun), tokens, lost_to)
@@ -127,7 +127,7 @@ class CallNotes:
             note(call, ENDED, now, *counts)
             return
         not_admitted = call.state is NOT_ADMITTED
-        by = self._holders(call) if not_admitted else []
+        by = self._kept_out_by(call) if not_admitted else []
         note(call, ENDED, now, *counts, list(self._begun), not_admitted, by)
 
     def emptied(self, now: float) -> None:
@@ -173,7 +173,7 @@ class CallNotes:
         running = self._scheduler.running[: -FEW - 1 : -1]
         return [_cause_of(calls[request.request_id]) for request in running]
 
-    def _holders(self, call: QueuedCall) -> list[Plain]:
+    def _kept_out_by(self, call: QueuedCall) -> list[Plain]:
         """Return the resident programs that keep a call from being admitted: up to `FEW` programs,
         the most recently admitted program first.
 

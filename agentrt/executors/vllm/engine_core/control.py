@@ -144,11 +144,12 @@ def _snapshot(scheduler: Controlled, argument: Any) -> dict[str, Any]:
     """Return the scheduler's state: running calls, waiting calls in order, blocks and slots.
 
     A call's ``since`` is the time when its current run or wait began (seconds on the machine's
-    monotonic clock), and ``waited_s`` are the seconds of its earlier waits. ``held`` says that its
-    program is not admitted, and ``loading`` that its KV cache is being loaded. ``free_slots`` is
-    the number of free slots in the batch, and ``needs_blocks`` the number of KV-cache blocks that
-    the first waiting call needs (0 if no call waits). ``sizes`` are the engine's sizes on which the
-    scheduler's decisions depend.
+    monotonic clock), and ``waited_s`` are the seconds of its earlier waits. ``not_admitted`` says
+    that its program is not admitted, and ``loading`` that its KV cache is being loaded.
+    ``named_levels`` says whether the levels have the names Q1, Q2 and so on of Agentix.
+    ``free_slots`` is the number of free slots in the batch, and ``needs_blocks`` the number of
+    KV-cache blocks that the first waiting call needs (0 if no call waits). ``sizes`` are the
+    engine's sizes on which the scheduler's decisions depend.
     """
     calls = scheduler.core.calls
     waiting = [calls[request.request_id] for request in scheduler.waiting]
@@ -157,7 +158,7 @@ def _snapshot(scheduler: Controlled, argument: Any) -> dict[str, Any]:
         "policy": scheduler.config.policy,
         "retention": str(scheduler.config.retention),
         "admission": str(scheduler.config.admission),
-        "levelled": isinstance(scheduler.core.policy, AttainedService),
+        "named_levels": isinstance(scheduler.core.policy, AttainedService),
         "steps": scheduler.steps,
         "programs": [row.program_id for row in scheduler.table],
         "running": [_describe(c) for c in calls.values() if c.since is None],
@@ -186,7 +187,7 @@ def _describe(call: QueuedCall) -> dict[str, Any]:
         "promoted": call.promoted,
         "preemptions": call.preemptions,
         "gave_way_to": call.gave_way_to,
-        "held": call.state is CallState.NOT_ADMITTED,
+        "not_admitted": call.state is CallState.NOT_ADMITTED,
         "loading": call.state is CallState.LOADING,
         "since": call.began_at if call.since is None else call.since,
         "served_s": call.served_s,

@@ -184,10 +184,11 @@ class ProgramScheduler(AsyncScheduler):
         self._running_calls = RunningCalls(self, core.calls)
         core.listeners = [self.retention, self.notes, self]
         self._moved = []
-        levelled = core.policy.levelled or core.admission is not None
         self._adapters = AdapterPlaces(self, core)
-        ours = LevelRequestQueue(core, self._adapters.fit)
-        self.waiting = ours if levelled else self._stock_waiting
+        if core.policy.levelled or core.admission is not None:
+            self.waiting = LevelRequestQueue(core, self._adapters.fit)
+        else:  # vLLM's own queue has the policy's order, first come, first served
+            self.waiting = self._stock_waiting
 
     @property
     def queues(self) -> SchedulerCore:
