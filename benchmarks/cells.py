@@ -17,6 +17,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from agentrt.cli.options import together
 from agentrt.errors import ConfigError
+from agentrt.lab.backends.virtual import Virtual
 from agentrt.lab.commands.options import (
     Option,
     jobs_option,
@@ -25,6 +26,7 @@ from agentrt.lab.commands.options import (
     text_option,
 )
 from agentrt.lab.commands.progress import finished
+from agentrt.lab.driver import drive
 from agentrt.lab.engine.step_time import StepTimeModel
 from agentrt.lab.engine.virtual import VirtualOptions
 from agentrt.lab.outcome import RunOutcome
@@ -44,6 +46,27 @@ class Load:
     def virtual(self, contender: Contender) -> RunOutcome:
         """Run a contender in virtual time."""
         return contender.run(self.programs, self.options, self.times)
+
+    def serve(
+        self,
+        contender: Contender,
+        learned: Any = None,
+        programs: Sequence[ProgramShape] | None = None,
+    ) -> tuple[RunOutcome, Any]:
+        """Run a contender in virtual time, and return also the history that its scheduler has at
+        the end of the run; None if the scheduler is vLLM's own, which learns nothing.
+
+        The scheduler starts with the history ``learned``, as on an engine that has served programs
+        before. ``programs`` replace the load's own programs.
+        """
+        engine = contender.backend(self.options, self.times)
+        history = None
+        if isinstance(engine, Virtual) and contender.stock is None:
+            history = engine.replicas[0].engine.scheduler.history
+            if learned is not None:
+                history.know(learned)
+        outcome = drive(engine, self.programs if programs is None else programs)
+        return outcome, None if history is None else history.values()
 
 
 class Workload(Hashable, Protocol):

@@ -22,7 +22,6 @@ from typing import Any
 import click
 
 from agentrt.errors import ConfigError
-from agentrt.lab.backends.virtual import Virtual
 from agentrt.lab.commands.options import (
     ManyCommand,
     count_option,
@@ -35,7 +34,6 @@ from agentrt.lab.commands.options import (
     seeds_option,
     silence_vllm,
 )
-from agentrt.lab.driver import drive
 from agentrt.lab.engine.headless import BLOCK_SIZE
 from agentrt.lab.engine.host_memory import HostMemory
 from agentrt.lab.engine.step_time import StepTimeModel
@@ -273,13 +271,8 @@ def _run(load: GpuLoad, name: str) -> RunOutcome:
     made = _on_gpu(load.gpu, name.replace(_KNOWN, ""))
     if _KNOWN not in name:
         return load.virtual(made)
-    before, engine = (
-        Virtual(made.scheduling, made.sized(load.options), load.times) for _ in range(2)
-    )
-    drive(before, load.earlier)
-    learned = before.lanes[0].engine.scheduler.history.values()
-    engine.lanes[0].engine.scheduler.control("know", learned)
-    return drive(engine, load.programs)
+    _, learned = load.serve(made, programs=load.earlier)
+    return load.serve(made, learned)[0]
 
 
 def _on_gpu(gpu: Gpu, name: str) -> Contender:

@@ -21,7 +21,6 @@ import click
 
 import benchmarks.rivals  # noqa: F401  # makes their names known
 from agentrt.errors import ConfigError
-from agentrt.lab.backends.virtual import Virtual
 from agentrt.lab.commands.options import (
     ManyCommand,
     policy_option,
@@ -29,7 +28,6 @@ from agentrt.lab.commands.options import (
     silence_vllm,
     text_option,
 )
-from agentrt.lab.driver import drive
 from agentrt.lab.engine.headless import BLOCK_SIZE
 from agentrt.lab.engine.step_time import StepTimeModel
 from agentrt.lab.engine.virtual import VirtualOptions
@@ -207,19 +205,11 @@ def first_and_known(load: Load, name: str) -> Figures:
     second run.
     """
     policy = contender(name)
-
-    def serve(learned: Any = None) -> tuple[Sequence[Outcome], Any]:
-        engine = Virtual(policy.scheduling, load.options, load.times)
-        scheduler = engine.lanes[0].engine.scheduler
-        if learned is not None:
-            scheduler.control("know", learned)
-        ran = drive(engine, load.programs)
-        return ran.outcomes, None if policy.stock else scheduler.history.values()
-
-    first, learned = serve()
+    first, learned = load.serve(policy)
     if learned is None:
-        return times(first)
-    return {**times(first), "known": times(serve(learned)[0])["mean"]}
+        return times(first.outcomes)
+    second, _ = load.serve(policy, learned)
+    return {**times(first.outcomes), "known": times(second.outcomes)["mean"]}
 
 
 def times(outcomes: Sequence[Outcome]) -> dict[str, float]:

@@ -25,7 +25,7 @@ from operator import attrgetter
 from typing import Any, ClassVar
 
 from agentrt.errors import ConfigError, InvariantError
-from agentrt.lab.backends.base import Backend, CallEnded, Replicas
+from agentrt.lab.backends.base import Backend, CallEnded, ReplicaRouter
 from agentrt.lab.driver import drive
 from agentrt.lab.oracles import KNOWING, Laws, make_policy, policy_names
 from agentrt.lab.outcome import RunOutcome
@@ -127,12 +127,12 @@ class Steps(Backend):
             Slots(self, config, make_policy(config, self.remaining_s, self._laws), batch)
             for _ in range(replicas)
         ]
-        self._replicas: Replicas | None = None
+        self._router: ReplicaRouter | None = None
         if replicas > 1:
             # In this simulator, prompts cost nothing, and other calls do not slow a call down.
             speed = Speed(step_s, beside_s=0.0, prefill_s=0.0)
             ends = level_ends(config) if config.policy not in KNOWING else ()
-            self._replicas = Replicas(router, replicas, batch, ends, speed)
+            self._router = ReplicaRouter(router, replicas, batch, ends, speed)
         self._needs_s: dict[str, float] = {}
         self._due: list[tuple[int, int, Callable[[], None]]] = []
         self._touched: dict[Slots, None] = {}
@@ -168,7 +168,7 @@ class Steps(Backend):
 
     def choose(self) -> None:
         touched, self._touched = self._touched, {}
-        for engine in touched if self._replicas else self.engines:
+        for engine in touched if self._router else self.engines:
             engine.choose()
 
     # -- calls and programs ------------------------------------------------------------
@@ -182,7 +182,7 @@ class Steps(Backend):
 
     def submit(self, live: LiveProgram, index: int) -> None:
         shape, call_id = live.shape.calls[index], live.call_id(index)
-        engine = self.engines[self._route(live, index) if self._replicas else 0]
+        engine = self.engines[self._route(live, index) if self._router else 0]
         call = QueuedCall(
             call_id,
             self._program(engine, live.row),
@@ -209,7 +209,7 @@ class Steps(Backend):
         return program
 
     def _route(self, live: LiveProgram, index: int) -> int:
-        assert self._replicas is not None
+        assert self._router is not None
         call = live.shape.calls[index]
         question = RouterCall(
             live.row.program_id,
@@ -217,18 +217,18 @@ class Steps(Backend):
             attained_s=live.path_s[index],
             kind=f"{live.shape.type}/{call.node}",
         )
-        return self._replicas.send(live.call_id(index), question)
+        return self._router.send(live.call_id(index), question)
 
     def call_ended(self, live: LiveProgram, index: int, report: CallReport) -> None:
-        if self._replicas:
-            self._replicas.ended(live.call_id(index), report)
+        if self._router:
+            self._router.ended(live.call_id(index), report)
 
     def program_ended(self, live: LiveProgram) -> None:
         program_id = live.row.program_id
         served = self.engines
-        if self._replicas:
-            served = [self.engines[index] for index in self._replicas.served(program_id)]
-            self._replicas.program_ended(program_id)
+        if self._router:
+            served = [self.engines[index] for index in self._router.served(program_id)]
+            self._router.program_ended(program_id)
         for engine in served:
             engine.core.handle(ProgramEnded(ProgramTotals.of(live.row), self.now))
         del self._needs_s[program_id]

@@ -65,7 +65,7 @@ class _Events:
         process = self._name_process(timeline.id)
         self._add_track(process, "program", 0, timeline.lives)
         known: dict[Hashable, tuple[Slice, int]] = {}
-        for order, (name, nodes) in enumerate(_lanes(timeline.nodes), 1):
+        for order, (name, nodes) in enumerate(_tracks(timeline.nodes), 1):
             track = self._add_track(process, name, order, nodes)
             known |= {node.key: (node, track) for node in nodes}
         for node, track in known.values():
@@ -148,7 +148,7 @@ class _Events:
         return round((at - self._first) * _NS)
 
 
-def _lanes(nodes: Iterable[Slice]) -> Iterator[tuple[str, list[Slice]]]:
+def _tracks(nodes: Iterable[Slice]) -> Iterator[tuple[str, list[Slice]]]:
     """Yield the tracks with their names. A branch has several tracks if some of its nodes overlap,
     because nodes on one track must not overlap.
 
@@ -156,12 +156,12 @@ def _lanes(nodes: Iterable[Slice]) -> Iterator[tuple[str, list[Slice]]]:
     """
     branches: dict[str, list[list[Slice]]] = {}
     for node in sorted(nodes, key=lambda node: (node.since, node.until)):
-        lanes = branches.setdefault(node.branch, [])
-        free = [lane for lane in lanes if lane[-1].until <= node.since]
-        after = [lane for lane in free if lane[-1].key in node.parents]
+        tracks = branches.setdefault(node.branch, [])
+        free = [track for track in tracks if track[-1].until <= node.since]
+        after = [track for track in free if track[-1].key in node.parents]
         if not free:
-            lanes.append([])
-        (after or free or lanes[-1:])[0].append(node)
-    for branch, lanes in branches.items():
-        for number, lane in enumerate(lanes, 1):
-            yield (branch if number == 1 else f"{branch} ({number})"), lane
+            tracks.append([])
+        (after or free or tracks[-1:])[0].append(node)
+    for branch, tracks in branches.items():
+        for number, track in enumerate(tracks, 1):
+            yield (branch if number == 1 else f"{branch} ({number})"), track

@@ -11,7 +11,6 @@ import pytest
 
 from agentrt.lab.driver import drive
 from agentrt.lab.engine.step_time import StepWork
-from benchmarks import external
 from benchmarks.__main__ import call
 from benchmarks.cells import Cell, Measured
 from benchmarks.external import GPUS, GpuLoad, Jobs, cells, errors, figures, table, verdict
@@ -114,11 +113,11 @@ def test_a_scheduler_that_knows_the_type_has_learned_from_other_jobs(
     runs: list[tuple[bool, Any]] = []
 
     def noted(engine: Any, jobs: Any) -> Any:
-        known = "usual" in engine.lanes[0].engine.scheduler.history.values()
+        known = "usual" in engine.replicas[0].engine.scheduler.history.values()
         runs.append((known, jobs))
         return drive(engine, jobs)
 
-    monkeypatch.setattr(external, "drive", noted)
+    monkeypatch.setattr("benchmarks.cells.drive", noted)
     load = Jobs("H100", 10.0).load(0)
     figures(load, "default+known")
     assert load.earlier != load.programs

@@ -103,8 +103,8 @@ Front = Callable[[Backend], Backend]
 """A function that puts another backend in front of a backend, and returns the other backend."""
 
 
-class Replicas:
-    """The router for several engines, with a record of which engines have served each program."""
+class ReplicaRouter:
+    """A router for several engines, with a record of which engines have served each program."""
 
     def __init__(
         self,

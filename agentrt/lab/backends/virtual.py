@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any
 
 from agentrt.errors import ConfigError
-from agentrt.lab.backends.base import Backend, CallEnded, Replicas
+from agentrt.lab.backends.base import Backend, CallEnded, ReplicaRouter
 from agentrt.lab.engine.step_time import StepTimeModel
 from agentrt.lab.engine.virtual import EngineCounts, VirtualEngine, VirtualOptions
 from agentrt.lab.oracles import KNOWING, Laws, make_policy
@@ -33,8 +33,9 @@ from agentrt.scheduler.table import ProgramTotals
 
 
 @dataclass(slots=True, eq=False)
-class _Lane:
-    """An engine and its current step. ``stepping`` is True while a step runs or is about to begin.
+class _Replica:
+    """A virtual engine and its current step. ``stepping`` is True while a step runs or is about to
+    begin.
 
     If an engine has calls but none of them may begin yet, the engine tries again each time
     the simulation advances (`Virtual.serve`).
@@ -68,7 +69,7 @@ class Virtual(Backend):
         self._step_time = step_time = step_time or StepTimeModel()
         self._stock = scheduling if isinstance(scheduling, Stock) else None
         config = scheduling.scheduling if isinstance(scheduling, Stock) else scheduling
-        self._replicas: Replicas | None = None
+        self._router: ReplicaRouter | None = None
         reads = False
         # Seconds for a token of a call in a full batch of decoding calls.
         self._token_s = step_time.base_s + options.max_num_seqs * step_time.per_decode_s
@@ -81,10 +82,10 @@ class Virtual(Backend):
             ends: tuple[float, ...] = ()
             if isinstance(config, SchedulerConfig) and policy is None:
                 ends = level_ends(config)
-            self._replicas = Replicas(router, replicas, options.max_num_seqs, ends)
-            reads = self._replicas.dispatcher.router.reads_blocks
-        self.lanes = [
-            _Lane(
+            self._router = ReplicaRouter(router, replicas, options.max_num_seqs, ends)
+            reads = self._router.dispatcher.router.reads_blocks
+        self.replicas = [
+            _Replica(
                 VirtualEngine(
                     config,
                     options,
@@ -96,58 +97,60 @@ class Virtual(Backend):
             )
             for _ in range(replicas)
         ]
-        for lane in self.lanes if reads else ():
-            lane.stream.take(KVEventBatch.from_wire(lane.engine.scheduler.control("cached_blocks")))
+        for replica in self.replicas if reads else ():
+            replica.stream.take(
+                KVEventBatch.from_wire(replica.engine.scheduler.control("cached_blocks"))
+            )
         self._now = 0.0
         self._serial = 0
-        self._stepping: list[tuple[float, int, _Lane]] = []
-        self._beginning: list[_Lane] = []
-        self._still: list[_Lane] = []
+        self._stepping: list[tuple[float, int, _Replica]] = []
+        self._beginning: list[_Replica] = []
+        self._still: list[_Replica] = []
         self._live: dict[str, tuple[LiveProgram, int]] = {}
 
     # -- time --------------------------------------------------------------------------
 
     def next_moment(self, arrival: float) -> float:
-        still = [lane.engine.stands_until for lane in self._still]
+        still = [replica.engine.stands_until for replica in self._still]
         arrival = min([arrival, *(moment for moment in still if moment is not None)])
         if not self._stepping:
             return arrival
         end = self._stepping[0][0]
-        return end if self._replicas is None else min(arrival, end)
+        return end if self._router is None else min(arrival, end)
 
     def serve(self, moment: float, ended: CallEnded) -> None:
         self._now = max(self._now, moment)
         while self._stepping and self._stepping[0][0] <= moment:
             self._end_step(heapq.heappop(self._stepping)[2], ended)
         still, self._still = self._still, []
-        for lane in still:
-            lane.engine.wait_until(self._now)
-            self._beginning.append(lane)
+        for replica in still:
+            replica.engine.wait_until(self._now)
+            self._beginning.append(replica)
 
-    def _end_step(self, lane: _Lane, ended: CallEnded) -> None:
-        if self._replicas is not None:
-            for note in lane.engine.events:
-                for ready in lane.stream.take(note):
-                    view = self._replicas.views[self.lanes.index(lane)]
-                    self._replicas.dispatcher.cache_changed(view, ready)
-            for call_id, report in lane.reports.items():
-                self._replicas.ended(call_id, report)
-        reports, lane.reports = lane.reports, {}
+    def _end_step(self, replica: _Replica, ended: CallEnded) -> None:
+        if self._router is not None:
+            for note in replica.engine.events:
+                for ready in replica.stream.take(note):
+                    view = self._router.views[self.replicas.index(replica)]
+                    self._router.dispatcher.cache_changed(view, ready)
+            for call_id, report in replica.reports.items():
+                self._router.ended(call_id, report)
+        reports, replica.reports = replica.reports, {}
         for call_id, report in reports.items():
             ended(*self._live.pop(call_id), report)
-        lane.stepping = lane.engine.busy
-        if lane.stepping:
-            self._beginning.append(lane)
+        replica.stepping = replica.engine.busy
+        if replica.stepping:
+            self._beginning.append(replica)
 
     def choose(self) -> None:
         beginning, self._beginning = self._beginning, []
-        for lane in beginning:
-            lane.reports = lane.engine.step()
-            if lane.engine.stands_until is not None:
-                self._still.append(lane)
+        for replica in beginning:
+            replica.reports = replica.engine.step()
+            if replica.engine.stands_until is not None:
+                self._still.append(replica)
                 continue
             self._serial += 1
-            heapq.heappush(self._stepping, (lane.engine.now, self._serial, lane))
+            heapq.heappush(self._stepping, (replica.engine.now, self._serial, replica))
 
     def ideal_s(self, program: ProgramShape) -> float:
         """Return the seconds from the arrival of a program to its end, if the program runs alone on
@@ -202,9 +205,9 @@ class Virtual(Backend):
         call = live.call(index, 0 if self._stock is None else self._stock.priority(live, index))
         self._live[call.call_id] = live, index
         shape = live.shape.calls[index]
-        request = self.lanes[0].engine.prepare(call, live.prompt(index), shape.max_tokens)
+        request = self.replicas[0].engine.prepare(call, live.prompt(index), shape.max_tokens)
         number = 0
-        if self._replicas is not None:
+        if self._router is not None:
             question = RouterCall(
                 program_id=call.identity.program_id,
                 prompt_tokens=len(live.prompt(index)),
@@ -213,52 +216,52 @@ class Virtual(Backend):
                 block_size=self._options.block_size,
                 blocks=partial(_hashes, request.block_hashes),
             )
-            number = self._replicas.send(call.call_id, question)
-        lane = self.lanes[number]
-        self._wake(lane)
+            number = self._router.send(call.call_id, question)
+        replica = self.replicas[number]
+        self._wake(replica)
         stops_after = None if shape.max_tokens is None else shape.output_tokens
-        lane.engine.submit(request, shape.output_ids, stops_after)
-        if not lane.stepping:
-            lane.stepping = True
-            self._beginning.append(lane)
+        replica.engine.submit(request, shape.output_ids, stops_after)
+        if not replica.stepping:
+            replica.stepping = True
+            self._beginning.append(replica)
 
-    def _wake(self, lane: _Lane) -> None:
+    def _wake(self, replica: _Replica) -> None:
         """Set the clock of an idle engine to the present time, because this clock does not
         advance while the engine is idle.
         """
-        if not lane.engine.busy:
-            lane.engine.wait_until(self._now)
+        if not replica.engine.busy:
+            replica.engine.wait_until(self._now)
 
-    def _had(self, program_id: str) -> list[_Lane]:
+    def _had(self, program_id: str) -> list[_Replica]:
         """Return the engines that have served a program."""
-        if self._replicas is None:
-            return self.lanes
-        return [self.lanes[index] for index in sorted(self._replicas.served(program_id))]
+        if self._router is None:
+            return self.replicas
+        return [self.replicas[index] for index in sorted(self._router.served(program_id))]
 
     def boundary(self, program_id: str, change: str, name: str) -> None:
-        for lane in self._had(program_id):
-            self._wake(lane)
-            lane.engine.boundary(program_id, change, name)
+        for replica in self._had(program_id):
+            self._wake(replica)
+            replica.engine.boundary(program_id, change, name)
 
     def program_ended(self, live: LiveProgram) -> None:
         del self._left_s[live.row.program_id]
         totals = ProgramTotals.of(live.row)
         had = self._had(totals.program_id)
-        if self._replicas is not None:
-            self._replicas.program_ended(totals.program_id)
-        for lane in had:
-            self._wake(lane)
-            lane.engine.end_program(totals)
+        if self._router is not None:
+            self._router.program_ended(totals.program_id)
+        for replica in had:
+            self._wake(replica)
+            replica.engine.end_program(totals)
 
     # -- counts ------------------------------------------------------------------------
 
     @property
     def counts(self) -> list[EngineCounts]:
-        return [lane.engine.counts for lane in self.lanes]
+        return [replica.engine.counts for replica in self.replicas]
 
     @property
     def busy_s(self) -> list[float]:
-        return [lane.engine.busy_s for lane in self.lanes]
+        return [replica.engine.busy_s for replica in self.replicas]
 
 
 def _hashes(block_hashes: Sequence[bytes]) -> list[int]:

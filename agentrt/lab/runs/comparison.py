@@ -246,7 +246,7 @@ def replay(
     starts = [at - shape.calls[0].gap_s for shape, at in zip(coming, firsts, strict=True)]
     shapes = [shape.arriving(at - min(starts)) for shape, at in zip(coming, starts, strict=True)]
     engine = _RecordingBackend(order, machine)
-    history = engine.lanes[0].engine.scheduler.history
+    history = engine.replicas[0].engine.scheduler.history
     if learned is not None:
         history.know(learned)
     ends = {outcome.program_id: outcome.ended_s for outcome in drive(engine, shapes).outcomes}

@@ -50,7 +50,7 @@ def ends(run: RunOutcome) -> dict[str, float]:
 def test_each_engine_learns_of_the_programs_that_it_served() -> None:
     run = Virtual(SchedulerConfig("adaptive"), OPTIONS, replicas=3, router="round-robin")
     drive(run, some(16))
-    known = [lane.engine.scheduler.history.values()["service"] for lane in run.lanes]
+    known = [replica.engine.scheduler.history.values()["service"] for replica in run.replicas]
     counts = [sum(row[4] for row in rows if row[2:4] == ["", 0]) for rows in known]
     assert min(counts) > 0
     assert max(counts) < sum(counts)

@@ -2,10 +2,10 @@
 
 import { byId, h, mark } from "./dom.js";
 
-const LANE = 11;
+const ROW = 11;
 const GAP = 3;
 const HEAD = 20;
-const MOST_LANES = 24;
+const MOST_ROWS = 24;
 const WINDOWS = [30, 60, 120, 300];
 
 // A bar begins when its call was made (`emitted`), or when its call first entered a batch (`admitted`).
@@ -13,23 +13,23 @@ const emitted = (call) => Math.min(call.created_at, call.spans[0][0]);
 const keyOf = (call) => `${call.program}/${call.id}`;
 const admitted = (call) => call.spans[0][0];
 
-// Puts each call into the first lane that is free at its start.
+// Puts each call into the first row that is free at its start.
 function pack(calls, begin) {
   const ends = [];
   const placed = [];
   let more = 0;
   for (const call of [...calls].sort((a, b) => begin(a) - begin(b))) {
     const from = begin(call);
-    let lane = ends.findIndex((end) => end <= from);
-    if (lane < 0) lane = ends.length;
-    if (lane >= MOST_LANES) {
+    let row = ends.findIndex((end) => end <= from);
+    if (row < 0) row = ends.length;
+    if (row >= MOST_ROWS) {
       more += 1;
       continue;
     }
-    ends[lane] = call.ended_at ?? Infinity;
-    placed.push({ call, lane, from });
+    ends[row] = call.ended_at ?? Infinity;
+    placed.push({ call, row, from });
   }
-  return { calls: placed, lanes: ends.length, more };
+  return { calls: placed, rows: ends.length, more };
 }
 
 export class Timeline {
@@ -67,7 +67,7 @@ export class Timeline {
     const from = now - this.length;
     const bands = this.bands(from, now);
     const width = byId("bars").clientWidth;
-    const height = bands.reduce((sum, band) => sum + HEAD + band.lanes * (LANE + GAP) + 6, 18);
+    const height = bands.reduce((sum, band) => sum + HEAD + band.rows * (ROW + GAP) + 6, 18);
     const pen = this.pen(width, Math.max(height, byId("bars").clientHeight));
     const colours = this.colours();
     const x = (at) => ((at - from) / this.length) * width;
@@ -76,11 +76,11 @@ export class Timeline {
     let top = 16;
     for (const band of bands) {
       this.band(pen, colours, band, top, x, now);
-      top += HEAD + band.lanes * (LANE + GAP) + 6;
+      top += HEAD + band.rows * (ROW + GAP) + 6;
     }
   }
 
-  // The calls of each replica, in lanes.
+  // The calls of each replica, in rows.
   bands(from, now) {
     const bands = new Map(this.store.engines.replicas.map(({ name }) => [name, []]));
     for (const call of this.store.calls.values()) {
@@ -91,7 +91,7 @@ export class Timeline {
     }
     return [...bands].map(([name, calls]) => {
       const whole = pack(calls, emitted);
-      // With a long queue, waiting calls would fill the lanes: then bars begin in the batch.
+      // With a long queue, waiting calls would fill the rows: then bars begin in the batch.
       return { name, ...(whole.more ? pack(calls, admitted) : whole) };
     });
   }
@@ -136,8 +136,8 @@ export class Timeline {
     pen.textAlign = "left";
     pen.fillStyle = colours.soft;
     pen.fillText(band.more ? `${band.name} · ${band.more} more` : band.name, 0, top + 12);
-    for (const { call, lane, from } of band.calls) {
-      const y = top + HEAD + lane * (LANE + GAP);
+    for (const { call, row, from } of band.calls) {
+      const y = top + HEAD + row * (ROW + GAP);
       this.call(pen, colours, call, { y, from }, x, now);
       this.bars.push({ call, y, left: x(from), right: x(call.ended_at ?? now) });
     }
@@ -148,25 +148,25 @@ export class Timeline {
     const left = x(from);
     if (keyOf(call) === this.current) {
       pen.strokeStyle = colours.soft;
-      pen.strokeRect(left - 2, y - 2, Math.max(4, x(call.ended_at ?? now) - left + 4), LANE + 4);
+      pen.strokeRect(left - 2, y - 2, Math.max(4, x(call.ended_at ?? now) - left + 4), ROW + 4);
     }
     pen.fillStyle = colours.waiting; // the call waits before its first span, and between its spans
-    pen.fillRect(left, y + LANE / 2 - 1, Math.max(0, x(call.ended_at ?? now) - left), 2);
+    pen.fillRect(left, y + ROW / 2 - 1, Math.max(0, x(call.ended_at ?? now) - left), 2);
     call.spans.forEach(([begin, end], index) => {
       const [a, b] = [x(begin), x(end ?? now)];
       pen.fillStyle = chosen ? colours.running : colours.bar;
       pen.beginPath();
-      pen.roundRect(a, y, Math.max(1.5, b - a - 0.75), LANE, Math.min(2.5, (b - a) / 2));
+      pen.roundRect(a, y, Math.max(1.5, b - a - 0.75), ROW, Math.min(2.5, (b - a) / 2));
       pen.fill();
       const preempted = end !== null && (index < call.spans.length - 1 || call.ended_at === null);
       if (!preempted) return;
       pen.fillStyle = colours.failed;
-      pen.fillRect(b - 2, y - 1.5, 2.5, LANE + 3);
+      pen.fillRect(b - 2, y - 1.5, 2.5, ROW + 3);
     });
   }
 
   at(event) {
-    return this.bars.find((bar) => event.offsetY >= bar.y - 1 && event.offsetY <= bar.y + LANE + 1 && event.offsetX >= bar.left - 1 && event.offsetX <= bar.right + 1);
+    return this.bars.find((bar) => event.offsetY >= bar.y - 1 && event.offsetY <= bar.y + ROW + 1 && event.offsetX >= bar.left - 1 && event.offsetX <= bar.right + 1);
   }
 
   point(event) {
@@ -196,7 +196,7 @@ export class Timeline {
     const { call } = bar;
     const times = call.preemptions ? `, preempted ${call.preemptions} ×` : "";
     this.tip.textContent = `${call.program} #${call.id} ${call.state}${times}`;
-    this.tip.style.top = `${bar.y + LANE + 5}px`;
+    this.tip.style.top = `${bar.y + ROW + 5}px`;
     this.tip.style.left = `${Math.max(0, Math.min(x, this.canvas.clientWidth - 190))}px`;
   }
 }
