@@ -68,7 +68,7 @@ from benchmarks.memory.real import ON_CPU, Engines, engines_of, real_options
 from benchmarks.options import number, positive_option, workload_option
 from benchmarks.rivals import CAP, THUNDER
 from benchmarks.rivals.contenders import ALL_RUN
-from benchmarks.rivals.gates import Cap, GatedBackend
+from benchmarks.rivals.gates import CapGate, GatedBackend
 from benchmarks.summaries import hit_share
 
 SCALES: Mapping[str, float] = {"bfcl": 0.25, "coding": 0.1, "assistant": 0.2, "chat": 0.25}
@@ -106,7 +106,7 @@ class BatchLoad(Load):
 
     def limited(self, backend: Backend) -> Backend:
         """Return a backend that limits the live programs, in front of another backend."""
-        return GatedBackend(backend, Cap(self.live))
+        return GatedBackend(backend, CapGate(self.live))
 
     def expanded(self, name: str) -> list[str]:
         """Return the names of the contenders to run for ``name``: for `BEST_CAP`, one contender for

@@ -51,7 +51,7 @@ def text_of(ids: Sequence[int]) -> str:
     return " ".join(_LEXICON[number] for number in ids)
 
 
-class Front(RequestFrontend):
+class WordFrontend(RequestFrontend):
     """A front end with a token for each word."""
 
     async def tokenize(self, text: str, model: str | None = None) -> list[int]:
@@ -67,8 +67,8 @@ class Front(RequestFrontend):
 class Engine(Executor):
     """An engine that answers at once. The answer depends on the size of the prompt."""
 
-    def own_frontend(self, names: Sequence[str]) -> Front:
-        return Front(self.info)
+    def own_frontend(self, names: Sequence[str]) -> WordFrontend:
+        return WordFrontend(self.info)
 
     async def generate(self, call: Call, *, stream: bool) -> AsyncGenerator[Chunk, None]:
         await asyncio.sleep(0)

@@ -99,7 +99,7 @@ def ls(url: str, api_key: str | None, run: str | None, thread: str | None, as_js
         click.echo("".join(map(_listed, open_questions)), nl=False)
 
 
-class _Answer(click.Command):
+class _AnswerCommand(click.Command):
     """A command whose argument may begin with a dash, such as the number -5. Its options do not
     begin with a dash and a digit, a full stop or a blank.
     """
@@ -109,7 +109,7 @@ class _Answer(click.Command):
         return super().parse_args(ctx, args)
 
 
-@click.command(cls=_Answer)
+@click.command(cls=_AnswerCommand)
 @click.argument("question", metavar="ID")
 @click.argument("value", metavar="VALUE")
 @server_options

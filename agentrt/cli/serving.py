@@ -36,7 +36,7 @@ from agentrt.executors.vllm.options import EngineOptions
 from agentrt.runtime import Runtime
 from agentrt.scheduler.policies import policy_class
 from agentrt.serving.app import load_apis, opened_app
-from agentrt.serving.frontend.dispatch import Front, FrontendApp, fronts_of
+from agentrt.serving.frontend.dispatch import FrontendApp, HTTPFrontend, fronts_of
 from agentrt.serving.langgraph.database.connections import Address, reserved
 from agentrt.serving.lifetimes import Lifetimes, read_lifetimes
 from agentrt.serving.listen import Listener, StartingApp, logged_requests
@@ -350,7 +350,7 @@ class Serving:
         finally:
             await runtime.close()
 
-    def _logged(self, fronts: Sequence[Front]) -> AbstractContextManager[None]:
+    def _logged(self, fronts: Sequence[HTTPFrontend]) -> AbstractContextManager[None]:
         """Return a context in which each request is a line on stderr, as under 'vllm serve', if the
         command has ``--verbose`` and vLLM's flags do not turn these lines off.
         """
@@ -371,7 +371,7 @@ class Serving:
         self,
         runtime: Runtime,
         tenants: Tenants,
-        fronts: Sequence[Front],
+        fronts: Sequence[HTTPFrontend],
         served: Mapping[str, Served],
     ) -> Server:
         job = self.job
@@ -394,7 +394,11 @@ class Serving:
         )
 
     async def _serve(
-        self, server: Server, app: ASGIApp, fronts: Sequence[Front], serving: asyncio.Task[None]
+        self,
+        server: Server,
+        app: ASGIApp,
+        fronts: Sequence[HTTPFrontend],
+        serving: asyncio.Task[None],
     ) -> None:
         """Serve ``app`` until a signal comes or all engines have died. ``serving`` is the task of
         the listener, which ends with this method.
@@ -434,7 +438,7 @@ class Serving:
                 task.cancel()
             await asyncio.wait(tasks)
 
-    def _announce(self, server: Server, fronts: Sequence[Front]) -> None:
+    def _announce(self, server: Server, fronts: Sequence[HTTPFrontend]) -> None:
         """Print the models, the places of the database and the journal, and the addresses of the
         server, which is ready.
         """

@@ -74,7 +74,7 @@ class Used(NamedTuple):
     called: int
 
 
-class Front:
+class FrontProcess:
     """A front end in a process of its own, and a client of it."""
 
     def __init__(
@@ -130,7 +130,7 @@ async def measure(measured: Results, repeats: int) -> None:
     other turns.
     """
     async with AsyncExitStack() as stack:
-        fronts: dict[str, Front] = {}
+        fronts: dict[str, FrontProcess] = {}
         for name in SERVERS:
             note(f"starting the front end of {name}")
             fronts[name] = await stack.enter_async_context(opened(name))
@@ -152,7 +152,7 @@ async def measure(measured: Results, repeats: int) -> None:
 
 
 @asynccontextmanager
-async def opened(name: str) -> AsyncIterator[Front]:
+async def opened(name: str) -> AsyncIterator[FrontProcess]:
     """Start a front end, and yield it. Raises `EngineStartError` if its process ends before it
     serves.
     """
@@ -167,4 +167,4 @@ async def opened(name: str) -> AsyncIterator[Front]:
         async with httpx.AsyncClient(
             base_url=f"{url}/v1", timeout=_CALL_S, limits=limits
         ) as client:
-            yield Front(to, out, client)
+            yield FrontProcess(to, out, client)

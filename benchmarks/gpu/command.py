@@ -64,7 +64,7 @@ from benchmarks.gpu.predict import (
 from benchmarks.gpu.report import OFFLOADS, Cell, Done, Report
 from benchmarks.harness import FlagsCommand, run_shown
 from benchmarks.options import minutes_option
-from benchmarks.rivals.contenders import front_of
+from benchmarks.rivals.contenders import wrapper_of
 from benchmarks.shapes import engine_options
 from benchmarks.summaries import with_ideals
 from benchmarks.workloads.agents import JOBS
@@ -270,8 +270,8 @@ class GpuBench:
                 continue
             predicted_s = virtual.summary().makespan_s
             note(f"{cell}: predicted {predicted_s:.0f} s, {left_s:.0f} s left")
-            front, began = front_of(contender, options), time.monotonic()
-            ran = await serve(engine, contender, programs, run=f"/{cell}", front=front)
+            wrap, began = wrapper_of(contender, options), time.monotonic()
+            ran = await serve(engine, contender, programs, run=f"/{cell}", wrap=wrap)
             self.budget.ran(cell, time.monotonic() - began)
             ran = with_ideals(ran, virtual)
             real, predicted = (standard(run.outcomes, self.limits) for run in (ran, virtual))

@@ -38,7 +38,7 @@ from benchmarks.cells import Load
 from benchmarks.harness import Figures
 from benchmarks.memory.held_out import HELD_OUT, daily
 from benchmarks.rivals import CAP
-from benchmarks.rivals.gates import Cap, GatedBackend
+from benchmarks.rivals.gates import CapGate, GatedBackend
 from benchmarks.summaries import with_ideals
 from benchmarks.workloads.agents import with_tools
 from benchmarks.workloads.generate import WORKLOADS, generate
@@ -346,7 +346,7 @@ def with_ample_memory(
     same time; the programs that wait count, too.
     """
     backend = _WorkingSetBackend(Stock(), with_room_for_all(programs, options), step_time)
-    ran = drive(backend if live is None else GatedBackend(backend, Cap(live)), programs)
+    ran = drive(backend if live is None else GatedBackend(backend, CapGate(live)), programs)
     return backend.peak + _shared(programs), backend.at_peak, ran
 
 

@@ -10,7 +10,7 @@ from agentrt.cli.options import together
 from agentrt.engines import EngineOptions
 from agentrt.errors import ConfigError
 from agentrt.executors.vllm.options import prepare_environment
-from agentrt.lab.backends.base import Front
+from agentrt.lab.backends.base import BackendWrapper
 from agentrt.lab.backends.real import Open, engine_for, serve, warm_up
 from agentrt.lab.commands.calibrate import Calibration
 from agentrt.lab.commands.options import Option, flag_option
@@ -23,7 +23,7 @@ from agentrt.lab.outcome import RunOutcome
 from agentrt.lab.runs.contenders import Contender
 from benchmarks.cells import Load
 from benchmarks.options import model_option, model_shape_option
-from benchmarks.rivals.contenders import front_of
+from benchmarks.rivals.contenders import wrapper_of
 from benchmarks.shapes import (
     engine_options,
     model_in_words,
@@ -58,9 +58,9 @@ class Engines:
         self,
         load: Load,
         contender: Contender,
-        front: Front = lambda backend: backend,
+        wrap: BackendWrapper = lambda backend: backend,
     ) -> RunOutcome:
-        """Run the programs under a contender. ``front`` may put another backend in front of the
+        """Run the programs under a contender. ``wrap`` may put another backend in front of the
         contender's own gate.
         """
         size = contender.sized(load.options)
@@ -75,9 +75,9 @@ class Engines:
         engine = engine_for(contender, base)
         async with self.open(engine):
             await warm_up(engine, contender, short(load.programs))
-            own = front_of(contender, size)
+            own = wrapper_of(contender, size)
             return await serve(
-                engine, contender, load.programs, front=lambda backend: front(own(backend))
+                engine, contender, load.programs, wrap=lambda backend: wrap(own(backend))
             )
 
 

@@ -35,7 +35,7 @@ from agentrt.lab.runs.grid import RunResult, RunSpec, Setting, arrivals, turns
 from agentrt.lab.runs.machine import Machine, vllm_version
 from agentrt.lab.workloads.arrivals import Pressure, at_once
 from benchmarks.policies.plan import Measured, Plan
-from benchmarks.rivals.contenders import front_of
+from benchmarks.rivals.contenders import wrapper_of
 from benchmarks.shapes import (
     engine_options,
     model_in_words,
@@ -90,8 +90,8 @@ class RealBench:
                 message = f"{turn}, {setting.pressure}: {contender.name}"
                 self.progress(len(self.results), message)
                 spec = RunSpec(setting, seed, contender, _NO_MACHINE)
-                run, front = f"/run {len(self.results)}", front_of(contender, self._size())
-                done = await serve(engine, contender, arrivals(spec), run=run, front=front)
+                run, wrap = f"/run {len(self.results)}", wrapper_of(contender, self._size())
+                done = await serve(engine, contender, arrivals(spec), run=run, wrap=wrap)
                 self.results.append(RunResult(spec, full_summary(done)))
 
     def _fit(self, engine: LabEngine) -> None:

@@ -1,8 +1,8 @@
 """The rules of other projects, which benchmarks compare with agentrt's scheduler.
 
 Importing this package registers the names of these rules as contenders, for ``--policy``. The limit
-on concurrent programs (`Cap`) and ThunderAgent's rule are gates in front of stock vLLM. Continuum's
-rule is a scheduler class that replaces agentrt's scheduler class.
+on concurrent programs (`CapGate`) and ThunderAgent's rule are gates in front of stock vLLM.
+Continuum's rule is a scheduler class that replaces agentrt's scheduler class.
 
 To add a rival:
 
@@ -24,14 +24,14 @@ from agentrt.lab.program import Stock
 from agentrt.lab.runs.contenders import RIVALS, Contender, Rival
 from agentrt.scheduler.config import SchedulerConfig
 from benchmarks.rivals.contenders import GatedContender, OwnScheduler
-from benchmarks.rivals.gates import Cap, Gate, ThunderAgent
+from benchmarks.rivals.gates import CapGate, Gate, ThunderAgent
 
 CAP, THUNDER, CONTINUUM = "cap", "thunderagent", "continuum"
 DECAY, PREVIEW = f"{THUNDER}-decay", f"{CONTINUUM}-preview"
 
 
 def _cap(most: int, options: VirtualOptions) -> Gate:
-    return Cap(most)
+    return CapGate(most)
 
 
 def _thunder(options: VirtualOptions, *, decay: bool = False) -> Gate:

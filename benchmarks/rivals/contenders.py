@@ -11,7 +11,7 @@ from typing import Any
 
 from typing_extensions import override
 
-from agentrt.lab.backends.base import Backend, Front
+from agentrt.lab.backends.base import Backend, BackendWrapper
 from agentrt.lab.backends.virtual import Virtual
 from agentrt.lab.engine.step_time import StepTimeModel
 from agentrt.lab.engine.virtual import VirtualOptions
@@ -64,7 +64,7 @@ class OwnScheduler(Contender):
         return Virtual(self.scheduling, sizes, times, scheduler_cls=scheduler, **fleet)
 
 
-def front_of(contender: Contender, options: VirtualOptions) -> Front:
+def wrapper_of(contender: Contender, options: VirtualOptions) -> BackendWrapper:
     """Return a function that puts the contender's gate, if it has one, in front of a backend with
     these sizes.
     """

@@ -134,7 +134,7 @@ class GatedBackend(Backend):
         return self._behind.busy_s
 
 
-class Cap(Gate):
+class CapGate(Gate):
     """A limit on the number of concurrent programs. A program counts from the time at which it is
     let through until its end. Other programs queue.
     """

@@ -157,7 +157,7 @@ async def test_a_rival_behind_the_limit_sees_a_program_when_it_begins() -> None:
     load = BatchLoad([], VirtualOptions(), StepTimeModel(), live=1, fit=1.0)
     programs = [ProgramShape(name, "t", (CallShape(1, 4), CallShape(1, 8))) for name in "ab"]
     await run_real(
-        Engine(), programs, front=lambda backend: load.limited(GatedBackend(backend, rival))
+        Engine(), programs, wrap=lambda backend: load.limited(GatedBackend(backend, rival))
     )
     calls = ["{} calls with 4", "{} calls with 8", "{} ends"]
     assert rival.told == [line.format(name) for name in "ab" for line in calls]

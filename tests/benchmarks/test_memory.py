@@ -34,8 +34,8 @@ from benchmarks.memory.cells import (
 )
 from benchmarks.memory.real import Engines
 from benchmarks.memory.report import HITS, RATIOS, as_json, table, with_best_caps
-from benchmarks.rivals.contenders import front_of
-from benchmarks.rivals.gates import Cap, ThunderAgent
+from benchmarks.rivals.contenders import wrapper_of
+from benchmarks.rivals.gates import CapGate, ThunderAgent
 from benchmarks.workloads.agents import TOOLS, with_tools
 from benchmarks.workloads.generate import generate
 from tests.lab.answering import Engine
@@ -134,7 +134,7 @@ def test_real_engines_and_then_virtual_time(
 
 
 def test_a_cap_lets_the_next_in_at_an_end() -> None:
-    cap = Cap(2)
+    cap = CapGate(2)
     assert [cap.called(one, 1, 0.0) for one in "abcad"] == [True, True, False, True, False]
     assert list(cap.ended("b")) == ["c"]
     assert cap.called("c", 1, 1.0)
@@ -285,8 +285,8 @@ async def test_a_gate_stands_before_a_real_engine() -> None:
     engine = Engine()
     calls = (CallShape(1, 4), CallShape(1, 8, after=(0,), extends=0))
     programs = [ProgramShape(name, "t", calls) for name in "abc"]
-    front = front_of(contender("cap:1"), VirtualOptions())
-    ran = await run_real(engine, programs, stock=Stock(), front=front)
+    wrap = wrapper_of(contender("cap:1"), VirtualOptions())
+    ran = await run_real(engine, programs, stock=Stock(), wrap=wrap)
     assert [one.call_id for one in engine.calls] == [f"{p}/{n}" for p in "abc" for n in (0, 1)]
     assert [one.program_id for one in ran.outcomes] == ["a", "b", "c"]
 

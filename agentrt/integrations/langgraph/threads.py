@@ -83,7 +83,7 @@ async def open_checkpointer(text: str) -> AsyncIterator[Checkpointer]:
         yield Checkpointer(saver, text, lasting=True, durability="sync")
 
 
-class _Held(bytes):
+class _InProcessValue(bytes):
     """The stored form of a value that only this process can keep: the value itself."""
 
     value: Any
@@ -99,13 +99,13 @@ class _InProcess(JsonPlusSerializer):
         try:
             return super().dumps_typed(obj)
         except Exception:  # the code of a class may raise any error
-            held = _Held()
+            held = _InProcessValue()
             held.value = obj
             return "held", held
 
     def loads_typed(self, data: tuple[str, bytes]) -> Any:
         held = data[1]
-        return held.value if isinstance(held, _Held) else super().loads_typed(data)
+        return held.value if isinstance(held, _InProcessValue) else super().loads_typed(data)
 
 
 class _InFile(JsonPlusSerializer):

@@ -99,7 +99,7 @@ class Backend(ABC):
         return []
 
 
-Front = Callable[[Backend], Backend]
+BackendWrapper = Callable[[Backend], Backend]
 """A function that puts another backend in front of a backend, and returns the other backend."""
 
 

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 from agentrt.errors import first_of
 from agentrt.executors.base import Chunk, Notification, last_reply
 from agentrt.executors.vllm.options import EngineOptions
-from agentrt.lab.backends.base import Backend, CallEnded, Front
+from agentrt.lab.backends.base import Backend, BackendWrapper, CallEnded
 from agentrt.lab.driver import Driver
 from agentrt.lab.engine.engines import LabEngine, lab_engine
 from agentrt.lab.engine.virtual import EngineCounts, StockPolicy, tokens
@@ -61,14 +61,14 @@ async def run_real(
     programs: Sequence[ProgramShape],
     *,
     stock: Stock | None = None,
-    front: Front = lambda backend: backend,
+    wrap: BackendWrapper = lambda backend: backend,
     run: str = "",
     ended: Callable[[int], object] = lambda count: None,
 ) -> RunOutcome:
     """Run all programs to their end.
 
     ``run`` is a suffix of the programs' names, which must differ between runs on the same engine.
-    ``front`` may put another backend in front of the engine. ``ended`` is called with the number of
+    ``wrap`` may put another backend in front of the engine. ``ended`` is called with the number of
     programs that have ended.
 
     Raises the engine's error if a call fails. The probe is not stopped in this case.
@@ -76,7 +76,7 @@ async def run_real(
     await engine.probe("start")
     backend = RealBackend(engine, stock, run, ended)
     try:
-        ran = await backend.run(programs, front(backend))
+        ran = await backend.run(programs, wrap(backend))
     except BaseExceptionGroup as group:
         raise first_of(group) from group
     return backend.as_seen(ran, await engine.probe("stop"))
@@ -218,7 +218,7 @@ async def serve(
     programs: Sequence[ProgramShape],
     *,
     run: str = "",
-    front: Front = lambda backend: backend,
+    wrap: BackendWrapper = lambda backend: backend,
     ended: Callable[[int], object] = lambda count: None,
 ) -> RunOutcome:
     """Run the programs under a contender, with an empty prefix cache and without learned history.
@@ -228,9 +228,7 @@ async def serve(
     if contender.config is not None:
         await engine.configure(contender.config)
     await engine.forget_prefixes()
-    return await run_real(
-        engine, programs, stock=contender.stock, front=front, run=run, ended=ended
-    )
+    return await run_real(engine, programs, stock=contender.stock, wrap=wrap, run=run, ended=ended)
 
 
 # -- made-up text ---------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from agentrt.serving.batches.files import PURPOSE_INPUT, Files, read_lifetime
 from agentrt.serving.batches.records import Records
 from agentrt.serving.batches.requests import Endpoints, abandon_runs
 from agentrt.serving.batches.runner import BatchRunners, BatchServices
-from agentrt.serving.batches.storage import FolderStorage, Storage
+from agentrt.serving.batches.storage import BatchStorage, FolderStorage
 from agentrt.serving.batches.stored import StoredBatch
 from agentrt.serving.error_responses import ApiError, OpenAIRoute
 from agentrt.serving.langgraph.database.connections import Address
@@ -213,7 +213,7 @@ async def api(server: Server) -> AsyncIterator[APIRouter]:
         yield router
 
 
-def open_storage(database: str) -> Storage:
+def open_storage(database: str) -> BatchStorage:
     """Open the storage of a server with this database URL: tables in a PostgreSQL database, or a
     folder beside an SQLite database. Raises `ConfigError` if the database or the folder cannot be
     used.

@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from agentrt.serving.batches.records import Records
-from agentrt.serving.batches.storage import Content, Storage
+from agentrt.serving.batches.storage import BatchStorage, Content
 from agentrt.serving.batches.stored import StoredFile
 from agentrt.serving.error_responses import ApiError
 from agentrt.serving.middleware import tenant_of
@@ -44,7 +44,7 @@ class Files:
     def __init__(
         self,
         server: Server,
-        storage: Storage,
+        storage: BatchStorage,
         clock: SteadyClock,
         batch_reading: Callable[[str, str], str | None],
     ) -> None:

@@ -10,7 +10,7 @@ from secrets import token_hex
 from typing import Any, Generic, Protocol, TypeVar
 
 from agentrt import files
-from agentrt.serving.batches.storage import Storage
+from agentrt.serving.batches.storage import BatchStorage
 from agentrt.serving.error_responses import ApiError
 
 _ID_BYTES = 12
@@ -52,7 +52,7 @@ class Records(Generic[R]):
 
     def __init__(
         self,
-        storage: Storage,
+        storage: BatchStorage,
         prefix: str,
         noun: str,
         from_fields: Callable[[Mapping[str, Any]], R],

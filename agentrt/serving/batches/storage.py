@@ -62,7 +62,7 @@ class Content(Protocol):
         """Return the content as a response to a client."""
 
 
-class Storage(Protocol):
+class BatchStorage(Protocol):
     """A place for records and contents, which only one server at a time uses.
 
     Methods block, and raise `OSError` if the place cannot be reached or is full.

@@ -90,7 +90,7 @@ _WINDOWS = (
 """The field names under which clients look for a model's context window (tokens)."""
 
 
-class Front(Protocol):
+class HTTPFrontend(Protocol):
     """vLLM's HTTP front end for one model.
 
     ``names`` are the names of the model and its adapters. With ``reminders``, system messages in
@@ -117,15 +117,15 @@ class Front(Protocol):
     def images(self) -> bool: ...
 
 
-def fronts_of(frontend: Frontend) -> tuple[Front, ...]:
+def fronts_of(frontend: Frontend) -> tuple[HTTPFrontend, ...]:
     """Return vLLM's front ends, one for each model. Executors without vLLM's routes have no front
     ends.
     """
     each = frontend.fronts if isinstance(frontend, FrontendsByModel) else (frontend,)
-    return tuple(cast(Front, front) for front in each if hasattr(front, "app"))
+    return tuple(cast(HTTPFrontend, front) for front in each if hasattr(front, "app"))
 
 
-def _paths_of(front: Front) -> set[str]:
+def _paths_of(front: HTTPFrontend) -> set[str]:
     """Return a front end's public paths, without those that have parameters."""
     paths = (getattr(route, "path", "{") for route in front.app.routes)
     return {path for path in paths if "{" not in path and is_public(path, operator=False)}
@@ -139,7 +139,9 @@ class FrontendApp:
     response, are not among them.
     """
 
-    def __init__(self, server: Server, fronts: Sequence[Front], *, strict: bool = False) -> None:
+    def __init__(
+        self, server: Server, fronts: Sequence[HTTPFrontend], *, strict: bool = False
+    ) -> None:
         self._server = server
         self._known = {id(front): KnownFields(front.app) for front in fronts if strict}
         self._fronts = tuple(fronts)
@@ -294,7 +296,7 @@ class FrontendApp:
         self,
         path: str,
         fields: Mapping[str, Any],
-        front: Front,
+        front: HTTPFrontend,
         left_out: LeftOut,
         *,
         compacts: bool,
@@ -373,7 +375,7 @@ class FrontendApp:
     # -- Anthropic's API ---------------------------------------------------------------
 
     async def _read_messages(
-        self, tenant: str, fields: Mapping[str, Any], front: Front
+        self, tenant: str, fields: Mapping[str, Any], front: HTTPFrontend
     ) -> tuple[Mapping[str, Any], Mapping[str, ServedTool], LeftOut]:
         """Return a Messages request in a form that vLLM can answer, the tools that this server
         runs for it, and the types of the parts that were removed.
@@ -393,7 +395,7 @@ class FrontendApp:
 
     # -- models ------------------------------------------------------------------------
 
-    def _front(self, path: str, tenant: str, model: str | None) -> Front:
+    def _front(self, path: str, tenant: str, model: str | None) -> HTTPFrontend:
         """Return the front end for ``model``, or for the model that made the stored response that
         ``path`` names. Without a model, or with a single front end, return the first front end.
 
@@ -418,7 +420,7 @@ class FrontendApp:
         names = ", ".join(name for front in self._fronts for name in front.names)
         raise NotServedError(f"this server does not serve model {model!r}; it serves {names}")
 
-    def _check_path(self, path: str, front: Front) -> None:
+    def _check_path(self, path: str, front: HTTPFrontend) -> None:
         """Raise `ApiError` 404 if a model cannot do what ``path`` asks for, such as embeddings."""
         paths = self._paths_of[id(front)]
         if path in paths or path not in (*_GENERATING, *_POOLING):
@@ -456,7 +458,7 @@ class FrontendApp:
         raise NotServedError(f"this server does not serve model {name!r}; it serves {served}")
 
 
-def _described(card: Mapping[str, Any], front: Front) -> dict[str, Any]:
+def _described(card: Mapping[str, Any], front: HTTPFrontend) -> dict[str, Any]:
     """Return a model's card: vLLM's fields, Anthropic's fields, and the context window (tokens)
     under each field name that clients look for.
     """
@@ -507,7 +509,7 @@ async def _model(
     return model if isinstance(model, str) else None
 
 
-def _model_of(front: Front, responses: Any) -> Model:
+def _model_of(front: HTTPFrontend, responses: Any) -> Model:
     """Return the properties of a front end's model on which the conversion of requests depends."""
     has_server = getattr(front.args, "tool_server", None) is not None
     profile = front.profile()

@@ -116,7 +116,7 @@ def _object_with(name: str, schema: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Form:
+class _InputForm:
     """The form of a graph's input: the JSON schema of a tool's arguments, and whether the arguments
     are the graph's input themselves (``is_whole``) or have the input under the name ``input``.
     """
@@ -125,7 +125,7 @@ class _Form:
     is_whole: bool
 
 
-_UNKNOWN_FORM = _Form({"type": "object"}, is_whole=True)
+_UNKNOWN_FORM = _InputForm({"type": "object"}, is_whole=True)
 _Opener = Callable[[RunnableConfig, BaseStore, AsyncExitStack], Awaitable[Graph]]
 """Opens a graph for a run with a config and a store. The graph stays open until the stack is
 closed.
@@ -162,7 +162,7 @@ def _always(graph: Graph) -> _Opener:
     return opened
 
 
-def _of_graph(name: str, form: _Form, open_graph: _Opener, runtime: Runtime) -> Offer:
+def _of_graph(name: str, form: _InputForm, open_graph: _Opener, runtime: Runtime) -> Offer:
     def begin(arguments: Mapping[str, Any]) -> tuple[Program, Any]:
         schema = form.schema
         missing = [key for key in schema.get("required", ()) if key not in arguments]
@@ -182,7 +182,7 @@ def _of_graph(name: str, form: _Form, open_graph: _Opener, runtime: Runtime) -> 
     return Offer(name, f"The graph {name}.", form.schema, begin)
 
 
-def _form_of(name: str, graph: Graph) -> _Form:
+def _form_of(name: str, graph: Graph) -> _InputForm:
     """Return the form of a graph's input. If the input has fields but no schema of an object, the
     form names the fields and allows all values. An input without fields is the argument ``input``.
     """
@@ -190,10 +190,12 @@ def _form_of(name: str, graph: Graph) -> _Form:
     schema = schemas_of(graph, name)["input_schema"] or {}
     if fields is None:
         whole = {**_object_with(_INPUT, schema), "required": [_INPUT]}
-        return _Form(whole, is_whole=False)
+        return _InputForm(whole, is_whole=False)
     if schema.get("type") == "object" and "properties" in schema:
-        return _Form(schema, is_whole=True)
-    return _Form({"type": "object", "properties": {field: {} for field in fields}}, is_whole=True)
+        return _InputForm(schema, is_whole=True)
+    return _InputForm(
+        {"type": "object", "properties": {field: {} for field in fields}}, is_whole=True
+    )
 
 
 class _Thread:

@@ -257,7 +257,7 @@ class _Holds(_Base):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._held = _Held(self.mark, self.frame)
+        self._held = _HeldOutput(self.mark, self.frame)
         self._is_reading: bool | None = None
 
     def _extract_tool_calls_streaming(
@@ -360,7 +360,7 @@ class _Holds(_Base):
         return [calls[index] for index in sorted(calls) if calls[index].name]
 
 
-class _Held:
+class _HeldOutput:
     """The part of an output that may have calls.
 
     ``text`` is the whole part, ``sent`` is the number of its characters that were streamed, and

@@ -467,7 +467,7 @@ def read(text: str) -> tuple[str, CallPart | None]:
 # -- vLLM's tool parser ----------------------------------------------------------------------
 
 
-class _Form(StructuredOutputsParams):
+class _ToolFormConstraint(StructuredOutputsParams):
     """The constraint for the tool form. Its class shows that a request is constrained already."""
 
 
@@ -495,7 +495,7 @@ class ToolFormParser(ToolParser):
         """Constrain the output to the tool form if the request has tools. If the model may answer
         without a call, a constraint of the answer becomes a part of the form.
         """
-        if isinstance(request.structured_outputs, _Form):
+        if isinstance(request.structured_outputs, _ToolFormConstraint):
             return request
         form = _form_of(request)
         if form is None:
@@ -504,7 +504,7 @@ class ToolFormParser(ToolParser):
             form = dataclasses.replace(
                 form, answer=_schema_of(request.extract_structured_outputs())
             )
-        request.structured_outputs = _Form(json=form.schema())
+        request.structured_outputs = _ToolFormConstraint(json=form.schema())
         if hasattr(request, "response_format"):
             request.response_format = None
         else:
