@@ -5,18 +5,24 @@ the programs whose calls it runs. Times are seconds. ``now`` is the time on the 
 which must not run backwards.
 
 The service of an ended call reaches the priority of its program's next call in these steps, from
-the engine core to the runtime and back:
+the engine core to the runtime and back. The modules are relative to `agentrt`:
 
-1. The engine core's table adds the service to the program's row (`call_ended`), and the scheduler
-   sends a report with the call's last output (`agentrt.executors.vllm.reports`).
-2. The runtime reads the report (`VLLMEngine.generate`), and adds the service to the runtime's table
-   and to the node in the program's DAG (`RunRegistry.end_call`).
-3. When the program makes its next call, the runtime computes the service on the call's critical
-   path (`RunRegistry.begin_call`). The call's `Identity` has this service and the values of the
-   program's row in the runtime's table.
-4. The call may run in another engine core than the program's last call. This core raises the values
-   of its row to the values of the runtime's row (`catch_up`), and then ranks the call
-   (`SchedulerCore.handle`).
+1. In the engine core, vLLM calls `ProgramScheduler._connector_finished` for the ended request
+   (`executors.vllm.engine_core.scheduler`). `SchedulerCore.handle` gets a `CallFinished`, and adds
+   the service to the program's row in the core's table (`call_ended`). The call's last output takes
+   a report along (`report_of` in `executors.vllm.reports`).
+2. In the program's process, `VLLMEngine.generate` reads the report (`executors.vllm.engine`), and
+   `RunCaller.chunks` passes it on (`runtime.emitter`) to `RunRegistry.end_call`
+   (`runtime.registry`). This method adds the service to the node in the program's DAG, and to the
+   row in the runtime's table (`call_ended`).
+3. For the program's next call, `RunRegistry.begin_call` opens a node, and the DAG computes the
+   service on the longest path to it (`graph.dag`). `identity_of` (`runtime.registry`) puts this
+   service and the values of the row into the call's `Identity`, which `engine_input`
+   (`executors.vllm.calls`) puts into vLLM's request.
+4. The call may arrive in another engine core than the program's last call. There,
+   `ProgramScheduler._call_arrived` raises the values of the row in the core's table to those of the
+   `Identity` (`catch_up`). Then `SchedulerCore.handle` gets a `CallArrived`, and the policy ranks
+   the call.
 """
 
 from __future__ import annotations
