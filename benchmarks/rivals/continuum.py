@@ -34,9 +34,9 @@ from typing import Any, ClassVar
 
 from typing_extensions import override
 
-from agentrt.executors.vllm.engine_core.block_retention import BlockRetention
 from agentrt.executors.vllm.engine_core.scheduler import ProgramScheduler
 from agentrt.scheduler.config import SchedulerConfig
+from agentrt.scheduler.core import SchedulerCore
 from agentrt.scheduler.events import Part
 from agentrt.scheduler.learned import Learned
 from agentrt.scheduler.policies import Policy
@@ -191,6 +191,7 @@ class ContinuumScheduler(ProgramScheduler):
     """
 
     rule: ClassVar[type[ToolTtl]] = ToolTtl
+    ttl: ToolTtl
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -205,13 +206,14 @@ class ContinuumScheduler(ProgramScheduler):
     def use(self, config: SchedulerConfig, policy: Policy | None = None) -> None:
         order = PinnedFirst(config)
         super().use(config, order)
-        self.retention.close()
-        ttl = self.rule(config, self.core.learned)
-        ttl.block_size = self.block_size
-        self.retention = BlockRetention(self, self.core.owners, ttl)
-        self.core.listeners = [self.retention, self.notes, self]
         order.is_pinned = self._is_pinned
-        self.core.parts.append(_Observer(ttl, self))
+        self.core.parts.append(_Observer(self.ttl, self))
+
+    @override
+    def retention_policy(self, core: SchedulerCore) -> Retention:
+        self.ttl = self.rule(core.config, core.learned)
+        self.ttl.block_size = self.block_size
+        return self.ttl
 
     # -- pins ------------------------------------------------------------------------------
 

@@ -101,7 +101,7 @@ from agentrt.scheduler.events import (
 )
 from agentrt.scheduler.policies import Policy
 from agentrt.scheduler.records import RUNNING, EngineProgram, QueuedCall
-from agentrt.scheduler.retention import make_retention
+from agentrt.scheduler.retention import Retention, make_retention
 from agentrt.scheduler.table import ProcessTable, ProgramTotals
 
 _STALE_CHECK_STEPS = 256
@@ -178,7 +178,7 @@ class ProgramScheduler(AsyncScheduler):
             self.retention.close()
             for row in self.table:
                 row.start_over()
-        self.retention = BlockRetention(self, core.owners, make_retention(config, core.learned))
+        self.retention = BlockRetention(self, core.owners, self.retention_policy(core))
         self.config, self.core = config, core
         self.notes = CallNotes(self, core)
         self._running_calls = RunningCalls(self, core.calls)
@@ -189,6 +189,12 @@ class ProgramScheduler(AsyncScheduler):
             self.waiting = LevelRequestQueue(core, self._adapters.fit)
         else:  # vLLM's own queue has the policy's order, first come, first served
             self.waiting = self._stock_waiting
+
+    def retention_policy(self, core: SchedulerCore) -> Retention | None:
+        """Return the retention policy that the settings of ``core`` name; None for ``lru``. A
+        subclass with a retention of its own overrides this method.
+        """
+        return make_retention(core.config, core.learned)
 
     @property
     def queues(self) -> SchedulerCore:
