@@ -233,9 +233,9 @@ class TracedExecutor(ForwardingExecutor):
         model = display_name(spec.model or (models[0] if models else "llm"))
         headers = self.tracer.headers(call, model)
         if spec.rendered is not None or spec.sampling is not None:
-            made = spec.rendered or RenderedCall({}, None)
-            options = {**made.options, "trace_headers": headers}
-            call = replace(call, spec=replace(spec, rendered=replace(made, options=options)))
+            rendered = spec.rendered or RenderedCall()
+            options = {**rendered.options, "trace_headers": headers}
+            call = replace(call, spec=replace(spec, rendered=replace(rendered, options=options)))
         return self.inner.generate(call, stream=stream)
 
 

@@ -69,11 +69,12 @@ class RenderedCall:
     ``prompt`` is vLLM's ``EngineInput`` (token ids, and images or audio if there are any).
     ``params`` are vLLM's ``SamplingParams`` with ``n`` 1, or its ``PoolingParams`` if the call is
     ``pooled`` (an embedding or a score). ``options`` are other keyword arguments of vLLM's
-    ``AsyncLLM``, such as ``lora_request``.
+    ``AsyncLLM``, such as ``lora_request``. If a call has ``sampling`` (`CallSpec`), only
+    ``options`` are set: the engine makes the prompt and the parameters.
     """
 
-    prompt: Any
-    params: Any
+    prompt: Any = field(default_factory=dict)
+    params: Any = None
     options: Mapping[str, Any] = field(default_factory=dict)
     pooled: bool = False
 

@@ -293,7 +293,7 @@ def unfit_weights(engine: VLLMEngine, folder: Path) -> Weights:
 
 def tokens_for(name: str, adapter: LoRARequest | None = None) -> Call:
     """A call of 200 tokens, with an adapter."""
-    rendered = None if adapter is None else RenderedCall({}, None, {"lora_request": adapter})
+    rendered = None if adapter is None else RenderedCall(options={"lora_request": adapter})
     spec = CallSpec(
         prompt_token_ids=(7,) * 20,
         max_tokens=200,

@@ -211,7 +211,7 @@ class BlockHasher:
         from agentrt.executors.vllm._compat.prefixes import block_keys
 
         size, ids = self.size, spec.prompt_token_ids or ()
-        rendered = spec.rendered or RenderedCall({}, None)
+        rendered = spec.rendered or RenderedCall()
         adapter, salt = rendered.options.get("lora_request"), salted(spec.cache_salt, version)
         every = block_keys(rendered.prompt, adapter, salt, size, ids, self._ahead)
         before, hashes = None, []

@@ -430,7 +430,7 @@ class VLLMFrontend(Frontend):
     def addressed(self, spec: CallSpec) -> CallSpec:
         adapter = self.app.state.openai_serving_models.lora_requests.get(self.served_as(spec.model))
         options = {} if adapter is None else {"lora_request": adapter}
-        rendered = RenderedCall({}, None, options) if options else None
+        rendered = RenderedCall(options=options) if options else None
         return replace(spec, model=self.setup.model, rendered=rendered)
 
     async def close(self) -> None:
