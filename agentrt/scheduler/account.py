@@ -29,15 +29,15 @@ from agentrt.scheduler.records import QueuedCall
 
 Plain = list[Any]
 """A `Cause` or a `Span` as plain values, which can be sent to another process."""
-ARRIVED, CAME_IN, BEGAN, FIRST, MOVED, STOPPED, ENDED, LOADS, LOADED, _MADE = range(10)
+ARRIVED, ADMITTED, STARTED, FIRST_TOKEN, RERANKED, STOPPED, ENDED, LOADS, LOADED, _SPANS = range(10)
 """The kinds of notes: the call arrived, was admitted, started, had its first token, changed its
-level, was preempted, ended, began to load KV cache, or had loaded it. The last kind, ``_MADE``,
+level, was preempted, ended, began to load KV cache, or had loaded it. The last kind, ``_SPANS``,
 holds earlier notes that were already turned into spans, so that a long call does not collect too
 many notes.
 """
 Note = Sequence[Any]
 """A note: its kind, its time, the call's level, the attained service of the call's program, and
-further details, which are the arguments of the method of `_Making` for this kind.
+further details, which are the arguments of the method of `_SpanMaker` for this kind.
 """
 
 
@@ -46,28 +46,28 @@ def note(call: QueuedCall, kind: int, now: float, *details: Any) -> None:
     notes = call.notes
     notes.append((kind, now, call.level, call.program.attained_s, *details))
     if len(notes) > MOST:
-        notes[:] = [(_MADE, now, call.level, 0.0, _folded(notes))]
+        notes[:] = [(_SPANS, now, call.level, 0.0, _folded(notes))]
 
 
 def noted(call: QueuedCall) -> list[Note]:
     """Return the notes of a call that has ended, as plain values."""
     notes: list[Note] = call.notes
-    if notes and notes[0][0] == _MADE:
-        return [(_MADE, 0.0, 0, 0.0, _folded(notes).spans)]
+    if notes and notes[0][0] == _SPANS:
+        return [(_SPANS, 0.0, 0, 0.0, _folded(notes).spans)]
     return notes
 
 
 def spans_of(notes: Iterable[Note]) -> list[Plain]:
     """Turn the notes of a call into its spans."""
-    making = _Making().take(notes)
-    for span in making.spans:
+    maker = _SpanMaker().take(notes)
+    for span in maker.spans:
         span[1], span[3] = round(span[1], 6), round(span[3], 6)
         named = {name: [name, level, round(seconds, 6)] for name, level, seconds in span[5]}
         span[5] = list(named.values())
-    return making.spans
+    return maker.spans
 
 
-class _Making:
+class _SpanMaker:
     """A converter of a call's notes into spans.
 
     ``since``, ``reason`` and ``level`` are the start time of the current span, its reason, and the
@@ -82,15 +82,15 @@ class _Making:
         self.spans: list[Plain] = []
         self.since = self.attained_s = 0.0
         self.level = self.cached = self.missing = self.lost = self.outputs = self.loads = 0
-        self.reason, self.filling = QUEUED, False
+        self.reason, self.in_prefill = QUEUED, False
         self.by: list[Plain] = []
         self.kept_out_by: list[Plain] = []
         self.lost_by: list[Plain] = []
 
-    def take(self, notes: Iterable[Note]) -> _Making:
+    def take(self, notes: Iterable[Note]) -> _SpanMaker:
         """Add notes."""
         for kind, now, level, attained_s, *details in notes:
-            if kind == _MADE:
+            if kind == _SPANS:
                 self.spans = details[0]
                 continue
             _TAKEN[kind](self, now, *details)
@@ -102,31 +102,31 @@ class _Making:
     def _arrived(self, now: float, ahead: list[Plain], kept_out_by: list[Plain]) -> None:
         self.by, self.kept_out_by = ahead, kept_out_by
 
-    def _came_in(
-        self, now: float, begun: Sequence[Any], kept_out_by: list[Plain], ahead: list[Plain]
+    def _admitted(
+        self, now: float, started: Sequence[Any], kept_out_by: list[Plain], ahead: list[Plain]
     ) -> None:
-        self._close_wait(now, begun, ADMISSION, kept_out_by)
+        self._close_wait(now, started, ADMISSION, kept_out_by)
         self.reason, self.by = QUEUED, ahead
 
-    def _loads(self, now: float, begun: Sequence[Any], tokens: int, lost_to: list[Plain]) -> None:
-        self._close_wait(now, begun, self.reason, [])
+    def _loads(self, now: float, started: Sequence[Any], tokens: int, lost_to: list[Plain]) -> None:
+        self._close_wait(now, started, self.reason, [])
         self.reason, self.by, self.loads = LOADING, lost_to, tokens
 
     def _loaded(self, now: float, failed: bool, ahead: list[Plain]) -> None:
         self._close(now, LOADING, 0 if failed else self.loads, self.by)
         self.reason, self.by = QUEUED, ahead
 
-    def _began(self, now: float, begun: Sequence[Any], *counts: Any) -> None:
-        self._close_wait(now, begun, self.reason, [])
+    def _started(self, now: float, started: Sequence[Any], *counts: Any) -> None:
+        self._close_wait(now, started, self.reason, [])
         self.cached, tokens, self.outputs, known, lost_to = counts
         self.missing, self.lost = tokens - self.cached, max(known - self.cached, 0)
         self.lost_by = lost_to or self.lost_by
-        self.filling = True
+        self.in_prefill = True
 
-    def _first(self, now: float) -> None:
+    def _first_token(self, now: float) -> None:
         self._close_prefill(now, self.missing)
 
-    def _moved(self, now: float, outputs: int) -> None:
+    def _reranked(self, now: float, outputs: int) -> None:
         self._close(now, DECODE, outputs - self.outputs)
         self.outputs = outputs
 
@@ -140,36 +140,36 @@ class _Making:
         now: float,
         computed: int,
         outputs: int,
-        begun: Sequence[Any] | None = None,
-        outside: bool = False,
+        started: Sequence[Any] | None = None,
+        not_admitted: bool = False,
         kept_out_by: Sequence[Plain] = (),
     ) -> None:
-        if begun is None:
+        if started is None:
             self._close_run(now, computed, outputs)
         elif self.reason == LOADING:  # the loaded blocks are not used
             self._close(now, LOADING, 0, self.by)
         else:
-            self._close_wait(now, begun, ADMISSION if outside else self.reason, kept_out_by)
+            self._close_wait(now, started, ADMISSION if not_admitted else self.reason, kept_out_by)
 
     # -- spans -------------------------------------------------------------------------
 
     def _close_wait(
-        self, now: float, begun: Sequence[Any], reason: str, kept_out_by: Sequence[Plain]
+        self, now: float, started: Sequence[Any], reason: str, kept_out_by: Sequence[Plain]
     ) -> None:
         """Close a span of waiting. Except after a preemption, the causes of the span include the
-        programs that have started since the span began, according to ``begun``.
+        programs that have started since the span began, according to ``started``.
         """
         by = self.by
         if reason != PREEMPTED:
             named = {cause[0]: cause for cause in by}
-            named |= {cause[0]: cause for at, cause in begun if at >= self.since}
+            named |= {cause[0]: cause for at, cause in started if at >= self.since}
             by = list(named.values())
         if reason == ADMISSION:
             by = by or self.kept_out_by or list(kept_out_by)
         self._close(now, reason if by or reason == PREEMPTED else STARTING, 0, by)
 
     def _close_run(self, now: float, computed: int, outputs: int) -> None:
-        if self.filling:
+        if self.in_prefill:
             self._close_prefill(now, min(max(computed - self.cached, 0), self.missing))
         else:
             self._close(now, DECODE, outputs - self.outputs)
@@ -179,7 +179,7 @@ class _Making:
         """Close a prefill of ``computed`` tokens. Tokens that had been lost are computed first, so
         they become a separate span with the reason ``recompute``.
         """
-        self.filling = False
+        self.in_prefill = False
         if again := min(self.lost, computed):
             until = now if again == computed else self.since + (now - self.since) * again / computed
             self._close(until, RECOMPUTE, again, self.lost_by)
@@ -199,25 +199,25 @@ class _Making:
         self.spans.append([reason, seconds, self.level, self.attained_s, tokens, by])
 
 
-def _folded(notes: Sequence[Note]) -> _Making:
+def _folded(notes: Sequence[Note]) -> _SpanMaker:
     """Convert notes into spans, and return the converter, which has the spans. The first note may
     have the converter of earlier notes; then that converter takes the other notes.
     """
-    if notes[0][0] == _MADE:
-        making: _Making = notes[0][4]
-        return making.take(notes[1:])
-    return _Making().take(notes)
+    if notes[0][0] == _SPANS:
+        maker: _SpanMaker = notes[0][4]
+        return maker.take(notes[1:])
+    return _SpanMaker().take(notes)
 
 
 _TAKEN: tuple[Callable[..., None], ...] = (
-    _Making._arrived,
-    _Making._came_in,
-    _Making._began,
-    _Making._first,
-    _Making._moved,
-    _Making._stopped,
-    _Making._ended,
-    _Making._loads,
-    _Making._loaded,
+    _SpanMaker._arrived,
+    _SpanMaker._admitted,
+    _SpanMaker._started,
+    _SpanMaker._first_token,
+    _SpanMaker._reranked,
+    _SpanMaker._stopped,
+    _SpanMaker._ended,
+    _SpanMaker._loads,
+    _SpanMaker._loaded,
 )
-"""The method for each kind of note except ``_MADE``."""
+"""The method for each kind of note except ``_SPANS``."""

@@ -101,27 +101,27 @@ class BlockOwners(Part):
                 blocks.silence = self._learned.usual(kind).silences.begin(now)
         self.changed(blocks)
 
-    def interrupt_started(self, row: EngineProgram, kind: str, name: str, now: float) -> None:
-        if row.cached is not None:
-            if row.cached.silence is not None:
-                row.cached.silence.drop()
-                row.cached.silence = None
-            row.cached.gap, row.cached.since = HUMAN if kind == "human" else name, now
-            self.changed(row.cached)
+    def interrupt_started(self, program: EngineProgram, kind: str, name: str, now: float) -> None:
+        if program.cached is not None:
+            if program.cached.silence is not None:
+                program.cached.silence.drop()
+                program.cached.silence = None
+            program.cached.gap, program.cached.since = HUMAN if kind == "human" else name, now
+            self.changed(program.cached)
 
-    def interrupt_ended(self, row: EngineProgram, now: float) -> None:
-        if row.cached is not None and not row.cached.asking:
-            self._close_gap(row.cached, now)
-            self.changed(row.cached)
+    def interrupt_ended(self, program: EngineProgram, now: float) -> None:
+        if program.cached is not None and not program.cached.asking:
+            self._close_gap(program.cached, now)
+            self.changed(program.cached)
 
-    def program_ended(self, row: EngineProgram, now: float) -> None:
-        blocks, row.cached = row.cached, None
+    def program_ended(self, program: EngineProgram, now: float) -> None:
+        blocks, program.cached = program.cached, None
         if blocks is None:
             return
-        del blocks.rows[row]
-        self._live[row.type] -= 1
-        if not self._live[row.type]:
-            del self._live[row.type]
+        del blocks.rows[program]
+        self._live[program.type] -= 1
+        if not self._live[program.type]:
+            del self._live[program.type]
         if not blocks.rows:
             self._close_gap(blocks, now, returned=False)
             if blocks.session is not None:

@@ -347,23 +347,23 @@ class Starvation(Promoter):
             served_s = call.served_s - debt.promoted_at_s
             born = debt.since - debt.waited_s + self._beta * served_s
             self._watched.setdefault(call.program, PriorityQueue()).put(call, born)
-            self._file(call.program)
+            self._sort_program(call.program)
         else:
             self._unwatch(call)
 
     def started(self, call: QueuedCall, now: float) -> None:
         if (debt := self._debts.get(call)) is not None:
             debt.waited_s += now - debt.since
-        self._settle(call)
+        self._end_promotion(call)
         self._unwatch(call)
 
     def left(self, call: QueuedCall) -> None:
         self._debts.pop(call, None)
-        self._settle(call)
+        self._end_promotion(call)
         self._unwatch(call)
 
     def program_changed(self, program: EngineProgram) -> None:
-        self._file(program)
+        self._sort_program(program)
 
     def promote(self, now: float) -> QueuedCall | None:
         moment = self._programs.first_key()
@@ -385,17 +385,17 @@ class Starvation(Promoter):
         moment: float | None = self._programs.first_key()
         return moment
 
-    def _settle(self, call: QueuedCall) -> None:
+    def _end_promotion(self, call: QueuedCall) -> None:
         self._promoted.discard(call)
         call.promoted = False
 
     def _unwatch(self, call: QueuedCall) -> None:
         calls = self._watched.get(call.program)
         if calls is not None and calls.discard(call):
-            self._file(call.program)
+            self._sort_program(call.program)
 
-    def _file(self, program: EngineProgram) -> None:
-        """Record the time at which the first of a program's calls starves."""
+    def _sort_program(self, program: EngineProgram) -> None:
+        """Sort a program by the time at which the first of its watched calls starves."""
         calls = self._watched.get(program)
         if calls is None:
             return

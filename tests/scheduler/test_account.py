@@ -20,14 +20,14 @@ from agentrt.request.spans import (
 )
 from agentrt.scheduler import EngineProgram, QueuedCall
 from agentrt.scheduler.account import (
+    ADMITTED,
     ARRIVED,
-    BEGAN,
-    CAME_IN,
     ENDED,
-    FIRST,
+    FIRST_TOKEN,
     LOADED,
     LOADS,
-    MOVED,
+    RERANKED,
+    STARTED,
     STOPPED,
     note,
     noted,
@@ -58,11 +58,11 @@ def test_an_account_of_every_event_of_a_call() -> None:
     life = Life()
     life.note(ARRIVED, 1.0, [A, D], [D], level=2, had=5.0)
     begun = [(0.9, ["old", 1, 0.0]), (1.0, B), (2.0, C)]
-    life.note(BEGAN, 3.0, begun, 16, 100, 0, 48, [C], level=2, had=6.0)
-    life.note(FIRST, 5.1, level=2, had=7.0)
-    life.note(MOVED, 6.0, 4, level=3, had=8.0)
+    life.note(STARTED, 3.0, begun, 16, 100, 0, 48, [C], level=2, had=6.0)
+    life.note(FIRST_TOKEN, 5.1, level=2, had=7.0)
+    life.note(RERANKED, 6.0, 4, level=3, had=8.0)
     life.note(STOPPED, 7.0, 110, 10, [B], level=4, had=9.0)
-    life.note(BEGAN, 9.0, [(8.0, C)], 96, 110, 10, 110, [], level=4, had=10.0)
+    life.note(STARTED, 9.0, [(8.0, C)], 96, 110, 10, 110, [], level=4, had=10.0)
     life.note(ENDED, 10.0, 103, 10, level=4, had=11.0)
     assert life.spans() == [
         [QUEUED, 2.0, 2, 5.0, 0, [A, D, B, C]],
@@ -80,8 +80,8 @@ def test_a_load_has_its_own_time_its_tokens_and_its_causes() -> None:
     life.note(ARRIVED, 0.0, [A], [])
     life.note(LOADS, 2.0, [(1.0, B)], 64, [C])
     life.note(LOADED, 5.0, False, [D])
-    life.note(BEGAN, 6.0, [], 80, 100, 0, 80, [])
-    life.note(FIRST, 8.0)
+    life.note(STARTED, 6.0, [], 80, 100, 0, 80, [])
+    life.note(FIRST_TOKEN, 8.0)
     assert life.spans() == [
         [QUEUED, 2.0, 0, 0.0, 0, [A, B]],
         [LOADING, 3.0, 0, 0.0, 64, [C]],
@@ -108,10 +108,10 @@ def test_a_load_that_failed_or_was_left_replaces_no_token() -> None:
 def test_a_restarted_call_counts_its_recomputed_tokens() -> None:
     life = Life()
     life.note(ARRIVED, 0.0, [], [])
-    life.note(BEGAN, 1.0, [], 0, 40, 0, 0, [])
+    life.note(STARTED, 1.0, [], 0, 40, 0, 0, [])
     life.note(STOPPED, 2.0, 60, 0, [A])
-    life.note(BEGAN, 3.0, [], 32, 50, 3, 40, [B])
-    life.note(FIRST, 4.8)
+    life.note(STARTED, 3.0, [], 32, 50, 3, 40, [B])
+    life.note(FIRST_TOKEN, 4.8)
     life.note(ENDED, 6.0, 60, 8)
     assert life.spans() == [
         [STARTING, 1.0, 0, 0.0, 0, []],
@@ -145,8 +145,8 @@ def test_an_account_names_the_programs_that_kept_a_call_out(
     """
     life = Life()
     life.note(ARRIVED, 1.0, ahead, kept_out_by)
-    life.note(CAME_IN, 3.0, begun, kept_out_by_then, [B])
-    life.note(BEGAN, 4.0, [], 0, 10, 0, 0, [])
+    life.note(ADMITTED, 3.0, begun, kept_out_by_then, [B])
+    life.note(STARTED, 4.0, [], 0, 10, 0, 0, [])
     life.note(ENDED, 4.0, 0, 0)
     assert life.spans() == [[ADMISSION, 2.0, 0, 0.0, 0, by], [QUEUED, 1.0, 0, 0.0, 0, [B]]]
 
@@ -159,7 +159,7 @@ def test_a_call_that_ends_while_it_waits() -> None:
     assert waits.spans() == [[QUEUED, 1.0, 0, 0.0, 0, [A, B]]]
     outside.note(ENDED, 1.0, 0, 0, [], True, [C])
     assert outside.spans() == [[ADMISSION, 1.0, 0, 0.0, 0, [A]]]
-    again.note(BEGAN, 0.0, [], 0, 10, 0, 0, [])
+    again.note(STARTED, 0.0, [], 0, 10, 0, 0, [])
     again.note(STOPPED, 1.0, 0, 0, [])
     again.note(ENDED, 3.0, 0, 0, [(2.0, B)], False, [C])
     assert again.spans() == [[PREFILL, 1.0, 0, 0.0, 0, []], [PREEMPTED, 2.0, 0, 0.0, 0, []]]
@@ -173,7 +173,7 @@ def test_an_interrupted_prefill_counts_its_computed_tokens() -> None:
     for computed, tokens in ((90, 30), (200, 40), (50, 0)):
         life = Life()
         life.note(ARRIVED, 0.0, [], [])
-        life.note(BEGAN, 0.0, [], 60, 100, 0, 20, [A])
+        life.note(STARTED, 0.0, [], 60, 100, 0, 20, [A])
         life.note(ENDED, 1.0, computed, 0)
         assert life.spans() == [[PREFILL, 1.0, 0, 0.0, tokens, []]]
 
@@ -181,8 +181,8 @@ def test_an_interrupted_prefill_counts_its_computed_tokens() -> None:
 def test_an_account_is_rounded_and_names_a_program_once() -> None:
     life = Life()
     life.note(ARRIVED, 0.0, [["a", 1, 1 / 3]], [], had=2 / 3)
-    life.note(BEGAN, 1 / 3, [], 0, 8, 0, 8, [["b", 1, 1.0], ["b", 2, 2 / 3]])
-    life.note(FIRST, 2 / 3)
+    life.note(STARTED, 1 / 3, [], 0, 8, 0, 8, [["b", 1, 1.0], ["b", 2, 2 / 3]])
+    life.note(FIRST_TOKEN, 2 / 3)
     assert life.spans() == [
         [QUEUED, 0.333333, 0, 0.666667, 0, [["a", 1, 0.333333]]],
         [RECOMPUTE, 0.333333, 0, 0.0, 8, [["b", 2, 0.666667]]],
@@ -194,10 +194,10 @@ def a_long_life(seed: int, rounds: int) -> Life:
     life.note(ARRIVED, now, [A], [], level=1, had=0.25)
     for at in range(rounds):
         counts = draw.randrange(20), 40, outputs, draw.randrange(40)
-        life.note(BEGAN, now + 0.25, [(now, B)], *counts, draw.choice(([], [C])), level=at)
+        life.note(STARTED, now + 0.25, [(now, B)], *counts, draw.choice(([], [C])), level=at)
         now += draw.choice((1.0, 1.5))
         if draw.random() < 0.5:
-            life.note(FIRST, now, had=now)
+            life.note(FIRST_TOKEN, now, had=now)
             now, outputs = now + 0.5, outputs + 3
         life.note(STOPPED, now, draw.randrange(60), outputs, draw.choice(([A], [D])), level=2)
     life.note(ENDED, now + 1.0, 0, outputs, [], False)
@@ -220,10 +220,10 @@ def test_a_long_account_is_kept_short_and_loses_no_second(rounds: int) -> None:
 def test_spans_beyond_the_maximum_are_added_to_the_last_span_of_their_reason() -> None:
     life = Life()
     life.note(ARRIVED, 0.0, [], [])
-    life.note(BEGAN, 0.0, [], 0, 8, 0, 0, [])
-    life.note(FIRST, 0.5)
+    life.note(STARTED, 0.0, [], 0, 8, 0, 0, [])
+    life.note(FIRST_TOKEN, 0.5)
     for at in range(MOST + 9):
-        life.note(MOVED, at + 1.5, at + 1)
+        life.note(RERANKED, at + 1.5, at + 1)
     life.note(STOPPED, MOST + 20.0, 9, MOST + 20, [A])
     life.note(ENDED, MOST + 21.0, 9, MOST + 20, [], False)
     spans = life.spans()

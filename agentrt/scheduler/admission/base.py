@@ -204,5 +204,5 @@ class Cap(Admission):
             return Keep()
         return Admit(call.program)
 
-    def program_ended(self, row: EngineProgram, now: float) -> None:
-        self.expel(row)
+    def program_ended(self, program: EngineProgram, now: float) -> None:
+        self.expel(program)

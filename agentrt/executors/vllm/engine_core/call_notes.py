@@ -16,14 +16,14 @@ from agentrt.executors.vllm._compat.prefixes import caches_prefixes, hash_block_
 from agentrt.executors.vllm._compat.scheduling import AsyncScheduler, SchedulerOutput, new_blocks
 from agentrt.request.spans import FEW
 from agentrt.scheduler.account import (
+    ADMITTED,
     ARRIVED,
-    BEGAN,
-    CAME_IN,
     ENDED,
-    FIRST,
+    FIRST_TOKEN,
     LOADED,
     LOADS,
-    MOVED,
+    RERANKED,
+    STARTED,
     STOPPED,
     Plain,
     note,
@@ -64,7 +64,8 @@ class CallNotes:
         self._takers: dict[bytes, Plain] = {}
         self._before: dict[bytes, Plain] = {}
         self._most = max(_LEAST, 4 * all_blocks(scheduler))
-        self._begun: deque[tuple[float, Plain]] = deque(maxlen=FEW)
+        self._starts: deque[tuple[float, Plain]] = deque(maxlen=FEW)
+        """The times of the latest starts of calls, each with the call as a cause."""
         self._emptied_at = -math.inf
         self._evicted: list[tuple[bytes, int]] = []
         """Blocks that were evicted from the prefix cache in this step: (old key, block id)."""
@@ -83,19 +84,20 @@ class CallNotes:
                 ahead = self._ahead()
                 note(call, ARRIVED, now, ahead, [] if ahead else self._kept_out_by(call))
             case CallAdmitted(call, now):
-                note(call, CAME_IN, now, list(self._begun), self._kept_out_by(call), self._ahead())
+                kept_out_by = self._kept_out_by(call)
+                note(call, ADMITTED, now, list(self._starts), kept_out_by, self._ahead())
             case CallLoading(call, now, cached_tokens, tokens):
                 lost_to = self._takers_of(call, cached_tokens, cached_tokens + tokens)
-                note(call, LOADS, now, list(self._begun), tokens, lost_to)
+                note(call, LOADS, now, list(self._starts), tokens, lost_to)
             case CallLoaded(call, now, failed):
                 note(call, LOADED, now, failed, self._ahead())
             case CallStarted(call, now, cached_tokens):
                 self._started(call, now, cached_tokens or 0)
             case FirstToken(call, now):
-                note(call, FIRST, now)
+                note(call, FIRST_TOKEN, now)
             case CallReranked(call, now):
                 if call.level != call.notes[-1][2] and call.state is RUNNING:
-                    note(call, MOVED, now, call.item.num_output_tokens)
+                    note(call, RERANKED, now, call.item.num_output_tokens)
             case CallPreempted(call, now, reason, better):
                 by = self._preempted_for(reason, better)
                 counts = call.item.num_computed_tokens, call.item.num_output_tokens
@@ -108,9 +110,9 @@ class CallNotes:
         known = call.computed_tokens if call.preemptions else call.known_tokens
         lost_to = self._takers_of(call, cached, known) if known > cached else []
         counts = cached, request.num_tokens, request.num_output_tokens, known
-        note(call, BEGAN, now, list(self._begun), *counts, lost_to)
+        note(call, STARTED, now, list(self._starts), *counts, lost_to)
         call.cause = cause = [call.program.program_id, call.level, attained_s]
-        self._begun.append((now, cause))
+        self._starts.append((now, cause))
 
     def _preempted_for(self, reason: PreemptionReason, better: QueuedCall | None) -> list[Plain]:
         if better is not None:
@@ -128,7 +130,7 @@ class CallNotes:
             return
         not_admitted = call.state is NOT_ADMITTED
         by = self._kept_out_by(call) if not_admitted else []
-        note(call, ENDED, now, *counts, list(self._begun), not_admitted, by)
+        note(call, ENDED, now, *counts, list(self._starts), not_admitted, by)
 
     def emptied(self, now: float) -> None:
         """Note that the prefix cache was emptied at ``now`` (seconds, the scheduler's clock)."""
