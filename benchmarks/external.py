@@ -109,7 +109,7 @@ OFFLOADS = (OFFLOAD_128, OFFLOAD_16)
 """Contenders with a size of host memory in billion bytes. The published runs used vLLM 0.19's
 `SimpleCPUOffloadConnector`; here vLLM's `OffloadingConnector` decides.
 """
-RIVALS: Mapping[str, str] = {
+PUBLISHED: Mapping[str, str] = {
     STOCK: "FCFS",
     PREVIEW: "Continuum",
     OFFLOAD_128: "offload 128 GB",
@@ -150,7 +150,7 @@ _THEIRS: Mapping[str, Mapping[float, tuple[float, float, float, float]]] = {
     },
 }
 """The published seconds of a job in its turns, by GPU and jobs per second. The values are in the
-order of `RIVALS`.
+order of `PUBLISHED`.
 """
 FITTED = {("H200", 1, STOCK), ("H200", 3, OFFLOAD_16), ("H100", 3, OFFLOAD_128)}
 """The cells to which parameters were fitted. They do not count in the errors. The mean of the
@@ -208,7 +208,7 @@ Predicted = Mapping[tuple[str, float, str], Sequence[float]]
     "--gpu", metavar="NAME,…", help=f"GPUs whose runs are predicted.  [default: {', '.join(GPUS)}]"
 )
 @many("--rate", metavar="N,…", help="Arrival rates, in jobs a second.  [default: 1, 3, 6, 10]")
-@policy_option(f"Run only these contenders.  [default: {', '.join([*RIVALS, *UNMEASURED])}]")
+@policy_option(f"Run only these contenders.  [default: {', '.join([*PUBLISHED, *UNMEASURED])}]")
 @count_option(
     "--max-num-batched-tokens", "Maximum number of tokens in an engine step.", default=STEP_TOKENS
 )
@@ -248,7 +248,7 @@ def _cells(options: dict[str, Any]) -> list[Cell[Jobs, str]]:
         if rate not in known:
             raise ConfigError(f"--rate {rate}: no published runs; available: {', '.join(known)}")
     seeds = range(options["seed"], options["seed"] + (options["seeds"] or (1 if quick else 3)))
-    policies = check_names("--policy", options["policy"], [*RIVALS, *UNMEASURED])
+    policies = check_names("--policy", options["policy"], [*PUBLISHED, *UNMEASURED])
     tokens = options["max_num_batched_tokens"]
     works = [Jobs(gpu, float(rate), tokens) for gpu, rate in product(gpus, rates)]
     return cells_of(works, policies, seeds)
@@ -298,10 +298,10 @@ def in_turns(results: Measured[Jobs, str]) -> Predicted:
     return {key: [entry["in_turns"] for entry in seeds] for key, seeds in by_key(results).items()}
 
 
-def theirs(gpu: str, per_s: float, rival: str) -> float | None:
+def theirs(gpu: str, per_s: float, name: str) -> float | None:
     """Return the published measurement; None for a contender that was not measured."""
-    measured = dict(zip(RIVALS, _THEIRS[gpu][per_s], strict=True))
-    return measured.get(rival)
+    measured = dict(zip(PUBLISHED, _THEIRS[gpu][per_s], strict=True))
+    return measured.get(name)
 
 
 def errors(predicted: Predicted) -> dict[tuple[str, float, str], float]:
@@ -318,20 +318,20 @@ def errors(predicted: Predicted) -> dict[tuple[str, float, str], float]:
 
 def table(predicted: Predicted) -> str:
     """Return a table with a row for each GPU and rate: measurement, prediction and error of each
-    rival, then the predictions of the unmeasured contenders.
+    published system, then the predictions of the unmeasured contenders.
     """
     off = errors(predicted)
     rows = []
     for gpu, per_s in dict.fromkeys(key[:2] for key in predicted):
         row = [gpu, f"{per_s:g}"]
-        for rival in RIVALS:
-            key = (gpu, per_s, rival)
+        for name in PUBLISHED:
+            key = (gpu, per_s, name)
             error = f"{off[key]:+.0%}" if key in off else "fitted"
             seconds = predicted.get(key)
             row.append(f"{theirs(*key)} / {_shown(seconds)} ({error})" if seconds else "")
-        row += [_shown(predicted.get((gpu, per_s, rival), ())) for rival in UNMEASURED]
+        row += [_shown(predicted.get((gpu, per_s, name), ())) for name in UNMEASURED]
         rows.append(row)
-    head = ["GPU", "jobs/s", *(f"{name}: measured / predicted" for name in RIVALS.values())]
+    head = ["GPU", "jobs/s", *(f"{name}: measured / predicted" for name in PUBLISHED.values())]
     head += [f"{name}, predicted" for name in UNMEASURED.values()]
     return markdown(head, rows)
 
@@ -345,13 +345,15 @@ def _shown(seconds: Sequence[float]) -> str:
 
 
 def verdict(predicted: Predicted) -> str:
-    """Return a text with the median error over all cells and for each rival, and with the median
-    and the largest error of the cells with offloading.
+    """Return a text with the median error over all cells and for each published system, and with
+    the median and the largest error of the cells with offloading.
     """
     off = errors(predicted)
     if not off:
         return "no cell to compare: each has no published run, or a parameter was fitted to it"
-    by = {name: [abs(off[k]) for k in off if k[2] == rival] for rival, name in RIVALS.items()}
+    by = {
+        shown: [abs(off[key]) for key in off if key[2] == name] for name, shown in PUBLISHED.items()
+    }
     parts = ", ".join(f"{name} {median(values):.0%}" for name, values in by.items() if values)
     lines = [f"median error of {len(off)} cells: {median(map(abs, off.values())):.0%} ({parts})"]
     if copied := [abs(error) for key, error in off.items() if key[2] in OFFLOADS]:

@@ -166,7 +166,7 @@ class RunRegistry:
             name = call_id(run, node)
             self.table.call_ended(run.row, name, now, node.path_s, service_s, waiting_s, report)
             run.saw_steps(report)
-            self._leave(run, scope, node, now)
+            self._node_ended(run, scope, node, now)
 
     # -- interrupts --------------------------------------------------------------------
 
@@ -247,7 +247,7 @@ class RunRegistry:
                     run.dag.cancel(node.id, now)
             seconds = now - node.created_at
             self.table.interrupt_ended(run.row, now, node.kind, seconds=seconds)
-            self._leave(run, scope, node, now)
+            self._node_ended(run, scope, node, now)
 
     # -- both --------------------------------------------------------------------------
 
@@ -292,7 +292,7 @@ class RunRegistry:
             scope.place.last = node.id
         return node
 
-    def _leave(self, run: Run, scope: Scope, node: Node, now: float) -> None:
+    def _node_ended(self, run: Run, scope: Scope, node: Node, now: float) -> None:
         scope.frontier.advance(node.id, node.parents)
         self._tell(NodeEnded(run.id, node, now))
 

@@ -121,13 +121,17 @@ class StepPlan(NamedTuple):
     """
 
     released: Sequence[QueuedCall]
-    """Deferred calls that the engine can start now."""
+    """Deferred calls that the engine can start now (`CallQueue.release`)."""
     promoted: Sequence[QueuedCall]
-    """Calls that were promoted, and have the priority of the `Promoter` now."""
+    """Calls that were promoted, and have the priority of the `Promoter` now. The policy chooses the
+    promoter (`Policy.promoter`), and `Promoter.promote` chooses the calls.
+    """
     admitted: Sequence[QueuedCall]
-    """Calls of programs that may use the KV cache from now on."""
+    """Calls of programs that may use the KV cache from now on (`Admission.decide`)."""
     preempted: Sequence[Preempt]
-    """Running calls that are to be preempted. The engine must stop them."""
+    """Running calls that are to be preempted (`SchedulerCore.victims`). The engine must stop
+    them.
+    """
 
 
 class SchedulerCore:
@@ -301,8 +305,9 @@ class SchedulerCore:
         calls start, and which running calls are preempted.
 
         ``running`` are the running calls sorted by key, the worst call last. When this method
-        returns, the decisions about waiting calls have been applied to the queue. The caller only
-        carries out the preemptions. vLLM then starts calls from the head of the queue.
+        returns, the decisions about waiting calls have been applied to the queue. The caller,
+        `ProgramScheduler.schedule`, only carries out the preemptions. vLLM then starts calls from
+        the head of the queue (`CallQueue.take`), and decides how many fit into the step.
         """
         released = self.queue.release(engine.may_be_offered)
         self.refresh_priorities(now)
@@ -390,6 +395,7 @@ class SchedulerCore:
         can_start: Callable[[QueuedCall], bool] = lambda call: True,
     ) -> list[Preempt]:
         """Return which running calls to preempt, each with the waiting call that needs its slot.
+        `plan_step` calls this method unless it sees at once that no call is preempted.
 
         ``running`` is sorted by key, the worst call last. A running call is preempted only for a
         waiting call of a better level, by as many levels as the policy wants

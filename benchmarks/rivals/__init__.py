@@ -7,8 +7,9 @@ Continuum's rule is a scheduler class that replaces agentrt's scheduler class.
 To add a rival:
 
 1. Write its rule in a module of this package. A rule that a proxy could apply is a `Gate`, and also
-   works on real engines. A rule inside the engine is a subclass of `ProgramScheduler` with its own
-   ``use``, and works in virtual time only.
+   works on real engines. A rule inside the engine is a subclass of `ProgramScheduler`, and works in
+   virtual time only: its ``use`` chooses the order of calls, and its ``retention_policy`` the order
+   in which cached blocks are evicted (`continuum`).
 2. Add a `Rival` to `RIVALS` below, with a function that returns a `GatedContender` for a gate, and
    an `OwnScheduler` for a scheduler class.
 3. Test in ``tests/benchmarks/test_rivals.py`` that the rule has an effect.

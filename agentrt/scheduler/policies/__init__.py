@@ -1,9 +1,17 @@
 """The scheduling policies by name, including policies of other packages.
 
-A policy of this package is a class in `published` or `adaptive`, and is listed in `BUILT_IN`. If
-its default retention and admission are ``cost`` and ``memory``, its name is in `MEMORY_POLICIES`,
-too. Another package adds a policy by an entry point in the group ``agentrt.policies`` whose object
-is a subclass of `Policy`. Its module may import only the standard library and `agentrt.scheduler`,
+To add a policy to this package:
+
+1. Write a subclass of `Policy` that implements ``priority``, or a subclass of
+   `AttainedService` that implements ``attained_s``. Published policies are in `published`. A new
+   module is also named in ``packages/agentrt-scheduler/pyproject.toml``.
+2. List the class in `BUILT_IN` below, and name the policy in ``docs/policies.md`` and in
+   ``tests/scheduler/test_settings.py``. If its default retention and admission are ``cost`` and
+   ``memory``, add its name to `MEMORY_POLICIES` in `agentrt.scheduler.config`, too.
+3. Test in ``tests/scheduler/`` which calls run first.
+
+Another package adds a policy by an entry point in the group ``agentrt.policies`` whose object is a
+subclass of `Policy`. Its module may import only the standard library and `agentrt.scheduler`,
 because it is loaded in the engine core.
 """
 

@@ -211,6 +211,12 @@ class ProgramScheduler(AsyncScheduler):
 
     @override
     def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
+        """Plan and schedule a step: apply the core's plan (`SchedulerCore.plan_step`), let vLLM
+        take waiting calls in the core's order (`LevelRequestQueue`), and report to the core which
+        calls began to load KV cache or started.
+
+        vLLM's engine core calls this method before each step, and `update_from_output` after it.
+        """
         now = self.clock()
         self.retention.at(now)
         if isinstance(self.waiting, LevelRequestQueue):
@@ -284,6 +290,10 @@ class ProgramScheduler(AsyncScheduler):
     def update_from_output(
         self, scheduler_output: SchedulerOutput, model_runner_output: Any
     ) -> Any:
+        """Report the end of a step to the core, which charges the step's time to its calls; let
+        vLLM read the model's outputs and end calls (`_connector_finished`); then report first
+        tokens and ended loads.
+        """
         dispatched = self._dispatched.pop(id(scheduler_output), None)
         if dispatched is not None:
             self._step_finished(scheduler_output, dispatched)

@@ -10,4 +10,15 @@
 - `arranged` makes sure that the prompt of a chat's earlier request is a prefix of the next prompt.
 
 ``_compat.cut_off`` corrects how vLLM's parsers read tool calls that were cut off.
+
+An engine core gets and returns token ids. Text becomes tokens, and tokens become text, outside the
+core:
+
+1. `VLLMFrontend.chat` calls vLLM's renderer, which applies the chat template and the tokenizer. The
+   token ids go into the call's `CallSpec` (`submit`). The text of a token context becomes tokens in
+   `VLLMFrontend.tokenize`.
+2. vLLM's client of the core converts the output's tokens to text. `VLLMEngine.generate` reads both
+   from this client.
+3. `format_whole` and `format_stream` of ``_compat.api_server`` make the answer from the text: they
+   separate reasoning, content and tool calls.
 """
