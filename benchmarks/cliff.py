@@ -53,7 +53,7 @@ the time of a prompt token at 32 sessions.
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class PublishedFigures:
     """Published figures: tokens of prompts and outputs per second and GPU, the share of prompt
     tokens that were cached, and the median seconds to the first token.
     """
@@ -63,10 +63,10 @@ class Measured:
     ttft_s: float
 
 
-MEASURED: Mapping[int, Measured] = {
-    8: Measured(12_603, 0.97, 0.4),
-    16: Measured(3_421, 0.39, 14.2),
-    32: Measured(2_383, 0.05, 196.8),
+MEASURED: Mapping[int, PublishedFigures] = {
+    8: PublishedFigures(12_603, 0.97, 0.4),
+    16: PublishedFigures(3_421, 0.39, 14.2),
+    32: PublishedFigures(2_383, 0.05, 196.8),
 }
 """The published figures by the number of sessions at a time."""
 

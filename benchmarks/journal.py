@@ -85,7 +85,7 @@ last two columns compare a row with the row off of the same repeat.
 @json_option
 def journal(**options: Any) -> None:
     """Compare the processor time of a call with a journal and without a journal."""
-    load = Load(options["programs"], options["calls"], options["tokens"])
+    load = JournalLoad(options["programs"], options["calls"], options["tokens"])
     engines: dict[str, Callable[[], Executor]] = {INSTANT: partial(Instant, load.tokens)}
     if options["real"]:
         engines[VLLM] = partial(_vllm, load)
@@ -99,7 +99,10 @@ def journal(**options: Any) -> None:
 
 
 async def measure(
-    measured: Results, engines: Mapping[str, Callable[[], Executor]], load: Load, repeats: int
+    measured: Results,
+    engines: Mapping[str, Callable[[], Executor]],
+    load: JournalLoad,
+    repeats: int,
 ) -> None:
     """Run the load on each engine, with each kind of journal and without a journal, in ``repeats``
     turns.
@@ -130,7 +133,7 @@ async def measure(
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class JournalLoad:
     """The work of one measurement: ``programs`` programs run at once, and each makes ``calls``
     calls, whose answers have ``tokens`` tokens.
     """
@@ -171,7 +174,7 @@ class Instant(Executor):
         yield Chunk(self._text, Reply(self._text, report=self._report))
 
 
-def _vllm(load: Load) -> VLLMEngine:
+def _vllm(load: JournalLoad) -> VLLMEngine:
     """Return an engine with the embedded model's tokenizer and one layer of made-up weights."""
     model, folder = embedded_model(note), Path(tempfile.mkdtemp(prefix="agentrt-bench-model-"))
     for file in model.iterdir():

@@ -133,8 +133,8 @@ def measure(
 
 @contextmanager
 def load_elsewhere(*made_of: Any) -> Iterator[Callable[[str, int], Any]]:
-    """Run a `Load` in a process of its own. Yield a function that calls a method of the load, by
-    the method's name and a number of steps.
+    """Run a `LoadedScheduler` in a process of its own. Yield a function that calls one of its
+    methods, by the method's name and a number of steps.
     """
     context = multiprocessing.get_context("fork")  # vLLM takes seconds to import
     here, there = context.Pipe()
@@ -156,7 +156,7 @@ def load_elsewhere(*made_of: Any) -> Iterator[Callable[[str, int], Any]]:
 def _answer(other: Connection, requests: Connection, made_of: tuple[Any, ...]) -> None:
     other.close()  # so that this end of the pipe closes when the parent ends
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends this process
-    load = Load(*made_of)
+    load = LoadedScheduler(*made_of)
     with no_collections():
         while True:
             try:
@@ -167,7 +167,7 @@ def _answer(other: Connection, requests: Connection, made_of: tuple[Any, ...]) -
 
 
 @dataclass(slots=True)
-class Load:
+class LoadedScheduler:
     """A scheduler that serves programs. At each time, ``running + waiting`` programs have a call in
     the scheduler.
     """

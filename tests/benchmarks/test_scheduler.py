@@ -12,7 +12,7 @@ from agentrt.executors.vllm.engine_core.scheduler import ProgramScheduler
 from agentrt.lab.runs.contenders import contender, contenders
 from benchmarks import scheduler as command
 from benchmarks.__main__ import call
-from benchmarks.scheduler import CASES, METHODS, Load, measure
+from benchmarks.scheduler import CASES, METHODS, LoadedScheduler, measure
 
 pytestmark = pytest.mark.engine
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.engine
 def test_programs_end_and_others_take_their_place() -> None:
     ended = {}
     for case in ("stock", "fcfs"):
-        load = Load(contender(case), 2, 1, 0)
+        load = LoadedScheduler(contender(case), 2, 1, 0)
         figures = load.run(500)
         ended[case] = figures["ends"]
         assert len(load.engine.requests) == 3
