@@ -368,47 +368,50 @@ class RunCaller(Caller):
         """Make a call and yield its chunks. The caller must read them outside the scope of any
         program (`tracking.outside`).
 
+        This method opens the call's node, and closes it once: before it yields the chunk that has
+        the reply, or when the call fails or is closed (`_failed`).
+
         ``reader`` is the `ClientCall` of a reader that does not need ``replies``. If ``reader`` is
         None, the reply is added to ``replies``.
         """
         run, services = self.emitter.run, self.emitter.services
-        over, loop = False, asyncio.get_running_loop()
-        client = ClientCall(run.id) if reader is None and self.client else reader
+        has_ended, loop = False, asyncio.get_running_loop()
+        client_call = ClientCall(run.id) if reader is None and self.client else reader
         spec, recorder = (spec, None) if self.probes else self._recorded(spec, stream=stream)
         try:
             node, call = self._begin(spec)
-            made = services.executor.generate(call, stream=stream)
+            outputs = services.executor.generate(call, stream=stream)
             try:
-                async with contextlib.aclosing(made) as chunks:
-                    if client is not None:
-                        services.client_calls.add(client)
-                        client.task = asyncio.current_task(loop)
+                async with contextlib.aclosing(outputs) as chunks:
+                    if client_call is not None:
+                        services.client_calls.add(client_call)
+                        client_call.task = asyncio.current_task(loop)
                     async for chunk in chunks:
-                        if client is not None:
-                            client.task = None
+                        if client_call is not None:
+                            client_call.task = None
                         if recorder is not None:
                             await recorder.saw(chunk)
                         if chunk.reply is not None:
-                            over = True
+                            has_ended = True
                             registry = self.emitter.registry
                             registry.end_call(run, self.scope, node, chunk.reply.report)
                             if reader is None:
                                 chunk.reply = self._with_node(chunk.reply, node)
                         yield chunk
-                        if client is not None:
-                            if run.ended_at is not None and not over:
+                        if client_call is not None:
+                            if run.ended_at is not None and not has_ended:
                                 # The run ended while nobody waited for the call's next chunk, so
                                 # there was no task to cancel.
                                 raise asyncio.CancelledError
-                            client.task = asyncio.current_task(loop)
+                            client_call.task = asyncio.current_task(loop)
             except BaseException as error:
-                if not over:
+                if not has_ended:
                     await self._failed(call, node, error, recorder)
                 raise
         finally:
-            if client is not None:
-                services.client_calls.discard(client)
-                client.ended()
+            if client_call is not None:
+                services.client_calls.discard(client_call)
+                client_call.ended()
 
     def _recorded(self, spec: CallSpec, *, stream: bool) -> tuple[CallSpec, _CallRecorder | None]:
         """Return the recorder of a call's tokens, if they are recorded, and the call that it
