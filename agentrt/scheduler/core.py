@@ -54,12 +54,12 @@ _EPSILON_S = 1e-9
 """Tolerance for rounding errors at the end of a quantum, in seconds."""
 _LOOKED_AT = 64
 """Maximum number of waiting calls that a step considers for preemptions."""
-_KEPT = 3.0
+_PROTECTION = 3.0
 """A call that had to compute tokens again is not preempted for a slot until it has been served for
-a multiple of the time that this took. The multiple is `_KEPT` if preempted calls lose most of their
-tokens, as on an engine without a prefix cache, and otherwise 1.
+a multiple of the time that this took. The multiple is `_PROTECTION` if preempted calls lose most of
+their tokens, as on an engine without a prefix cache, and otherwise 1.
 """
-_MOST = 0.5
+_LOSES_MOST = 0.5
 """Preempted calls of an engine lose most of their tokens if the mean share that they lose is larger
 than this.
 """
@@ -526,13 +526,15 @@ class SchedulerCore:
         recompute tokens that it lost in an earlier preemption, it is protected for the duration of
         this prefill once more. This limits the service that a call loses to preemptions for a slot:
         it is at most the service that the call keeps, plus one prefill. If preempted calls of this
-        engine lose most of their tokens, the call is protected for `_KEPT` times that duration, so
-        it loses at most a third of the service that it keeps, plus one prefill. A call that has
-        lost no tokens is protected for a part of that time: the mean share of tokens that preempted
-        calls of this engine had to recompute.
+        engine lose most of their tokens, the call is protected for `_PROTECTION` times that
+        duration, so it loses at most a third of the service that it keeps, plus one prefill. A call
+        that has lost no tokens is protected for a part of that time: the mean share of tokens that
+        preempted calls of this engine had to recompute.
         """
         lost = self._lost_share.value
-        share = (1.0 if call.last_recomputed_tokens else lost) * (_KEPT if lost > _MOST else 1.0)
+        share = 1.0 if call.last_recomputed_tokens else lost
+        if lost > _LOSES_MOST:
+            share *= _PROTECTION
         call.settled_at_s = call.served_s + share * (call.served_s - call.began_served_s)
 
     def _remove(self, call: QueuedCall, now: float) -> None:
