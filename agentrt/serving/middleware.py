@@ -45,7 +45,7 @@ from agentrt.serving.origins import OriginCheck
 from agentrt.serving.server import Server
 from agentrt.serving.sockets import Sockets
 from agentrt.serving.tenants import BusyError
-from agentrt.serving.tenants.keys import TENANT_NAME
+from agentrt.serving.tenants.keys import NAME_RULE, TENANT_NAME
 
 LARGE_SHARE = 0.25
 """The share of the event loop's time for large requests while short requests are in flight."""
@@ -294,14 +294,7 @@ class Middleware:
             return error_response(path, 403, why, code="foreign_origin")
         tenant = self._tenant(headers, is_open=is_open)
         if tenant is None:
-            return error_response(
-                path,
-                401,
-                "missing or unknown API key; send the header 'Authorization: Bearer KEY' or "
-                "'X-Api-Key: KEY'",
-                code="invalid_api_key",
-                headers={"www-authenticate": "Bearer"},
-            )
+            return _invalid_tenant(path, headers) if server.keys is None else _no_key(path)
         scope["state"]["tenant"] = tenant
         # Without keys, everybody is an operator.
         scope["state"]["operator"] = server.keys is None or server.keys.is_operator(tenant)
@@ -352,15 +345,17 @@ class Middleware:
         return read
 
     def _tenant(self, headers: dict[bytes, bytes], *, is_open: bool) -> str | None:
-        """Return the tenant of a request's key. For an unknown key, return the default tenant if
-        the path ``is_open``, and None if it is not.
+        """Return the tenant of a request's key, or on a server without keys the tenant that the
+        request names; if it names none, this is the default tenant.
 
-        On a server without keys, return the tenant that the request names, or the default tenant.
+        For an unknown key, or a name that no tenant can have, return the default tenant if the path
+        ``is_open``, and None if it is not.
         """
         if self._server.keys is None:
-            named = unquote(headers.get(b"x-agentrt-tenant", b"").decode("latin-1"))
-            return named if TENANT_NAME.fullmatch(named) else DEFAULT_TENANT
-        tenant = self._server.keys.tenant_of(_key(headers))
+            named = _named_tenant(headers) or DEFAULT_TENANT
+            tenant = named if TENANT_NAME.fullmatch(named) else None
+        else:
+            tenant = self._server.keys.tenant_of(_key(headers))
         return DEFAULT_TENANT if tenant is None and is_open else tenant
 
 
@@ -452,6 +447,22 @@ def _goes_on(method: str, path: str) -> bool:
     return method in _SAFE_METHODS or is_end or path.startswith(_QUESTIONS) or path == MCP_PATH
 
 
+def _no_key(path: str) -> Response:
+    return error_response(
+        path,
+        401,
+        "missing or unknown API key; send the header 'Authorization: Bearer KEY' or "
+        "'X-Api-Key: KEY'",
+        code="invalid_api_key",
+        headers={"www-authenticate": "Bearer"},
+    )
+
+
+def _invalid_tenant(path: str, headers: dict[bytes, bytes]) -> Response:
+    text = f"header x-agentrt-tenant: invalid value {_named_tenant(headers)[:80]!r}; {NAME_RULE}"
+    return error_response(path, 400, text, code="invalid_value")
+
+
 def _stopping(path: str, why: str) -> Response:
     return _unavailable(path, f"the server is stopping: {why}", "stopping")
 
@@ -469,6 +480,10 @@ def server_failed(path: str) -> Response:
 def _request_id(headers: dict[bytes, bytes]) -> str:
     raw_id = headers.get(b"x-request-id", b"").decode("latin-1")
     return raw_id if _ID.fullmatch(raw_id) else token_hex(16)
+
+
+def _named_tenant(headers: dict[bytes, bytes]) -> str:
+    return unquote(headers.get(b"x-agentrt-tenant", b"").decode("latin-1"))
 
 
 def _key(headers: dict[bytes, bytes]) -> str:

@@ -29,6 +29,7 @@ from agentrt.serving.settings import fault_in
 from agentrt.serving.tenants.limits import Limits, read_limits
 
 TENANT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+NAME_RULE = "use at most 64 letters, digits, '.', '_' and '-', with a letter or digit first"
 _KEY = re.compile(r"agentrt_([0-9a-f]{12})_([A-Za-z0-9_-]{43})")
 _LOOK_AGAIN_S = 1.0
 _LOCKED_WITHIN_S = 10.0
@@ -219,10 +220,7 @@ def _locked(path: Path) -> Iterator[None]:
 
 def _check_name(tenant: str, where: str) -> None:
     if not TENANT_NAME.fullmatch(tenant):
-        raise ConfigError(
-            f"{where}: invalid tenant name {tenant!r}; use at most 64 letters, digits, '.', '_' "
-            "and '-', with a letter or digit first"
-        )
+        raise ConfigError(f"{where}: invalid tenant name {tenant!r}; {NAME_RULE}")
 
 
 def _digest(salt: str, secret: str) -> str:

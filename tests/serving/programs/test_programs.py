@@ -239,6 +239,20 @@ async def test_tenants_do_not_find_each_others_conversations() -> None:
         assert [(r.tenant, r.finished_calls) for r in local.runtime.table] == [("a", 1), ("b", 1)]
 
 
+@pytest.mark.parametrize("name", ["ann@example.com", "Ann Smith", "a%2Fb", "-a", "x" * 65])
+async def test_a_name_that_no_tenant_can_have_is_refused(name: str) -> None:
+    """It would be the default tenant, whose programs and threads everybody without a name has."""
+    async with open_server() as local:
+        for path in ("/v1/chat/completions", "/v1/messages", "/v1/client-runs", "/mcp"):
+            refused = await local.client.post(path, json={}, headers={"x-agentrt-tenant": name})
+            assert (refused.status_code, "x-agentrt-tenant" in refused.text) == (400, True), path
+        health = await local.client.get("/health", headers={"x-agentrt-tenant": name})
+        assert health.status_code == 404  # not refused: this server has no such page
+        for nobody in ({}, {"x-agentrt-tenant": ""}):
+            assert (await local.client.post("/v1/client-runs", headers=nobody)).is_success
+        assert {row.tenant for row in local.runtime.table} == {"default"}
+
+
 # -- ends ------------------------------------------------------------------------------------
 
 
