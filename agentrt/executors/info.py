@@ -17,6 +17,8 @@ class ExecutorInfo:
             Empty if the models are not known.
         slots: Maximum number of calls that run at the same time on an engine; None if not known.
         engines: The number of the executor's engines.
+        engine_slots: The slots of each engine if they may differ, None for an engine whose slots
+            are not known; empty if every engine has ``slots``.
         cached_blocks: Whether the executor can hash prompts as its engine does, and can report the
             blocks in the engine's prefix cache.
         images: Whether the models take images. This is set only for executors that take chat
@@ -34,6 +36,7 @@ class ExecutorInfo:
     models: tuple[str, ...] = ()
     slots: int | None = None
     engines: int = 1
+    engine_slots: tuple[int | None, ...] = ()
     cached_blocks: bool = False
     images: bool = False
     logits: tuple[tuple[str, str], ...] = ()
@@ -45,6 +48,17 @@ class ExecutorInfo:
     def model(self) -> str:
         """The model of calls that name no model; "" if it is not known."""
         return self.models[0] if self.models else ""
+
+    def all_slots(self, default: int) -> int:
+        """Return the maximum number of calls that run at the same time on all engines together.
+
+        An engine whose slots are not known, because it has not started yet, counts as if it had
+        ``slots``, or ``default`` if these are not known either.
+        """
+        assumed = self.slots or default
+        if not self.engine_slots:
+            return assumed * self.engines
+        return sum(slots or assumed for slots in self.engine_slots)
 
     def served_as(self, model: str) -> str | None:
         """Return the name under which the executor serves ``model``; None if it is not served."""

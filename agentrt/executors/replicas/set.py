@@ -123,6 +123,7 @@ class ReplicaSet(Executor):
             tuple(models),
             first.slots,
             len(self.replicas),
+            tuple(replica.info.slots for replica in self.replicas),
             images=first.images,
             logits=logits,
             logprobs=all(replica.executor.info.logprobs for replica in self.replicas),

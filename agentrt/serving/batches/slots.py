@@ -102,7 +102,7 @@ class CallSlots(Slots):
             for row in server.runtime.table
             if not (row.session or "").startswith(ANSWER_ID_PREFIX)
         )
-        free = (info.slots or _DEFAULT_ENGINE_SLOTS) * info.engines - other_calls
+        free = info.all_slots(_DEFAULT_ENGINE_SLOTS) - other_calls
         tenant_limit = max(1, server.tenants.limits(tenant).calls // 2)
         return self.used.total() < max(1, free) and self.used[tenant] < tenant_limit
 

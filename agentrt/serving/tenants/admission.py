@@ -65,8 +65,7 @@ class AdmissionController(ForwardingExecutor):
     async def start(self, progress: Progress) -> None:
         await self.inner.start(progress)
         if self._is_shared:
-            info = self.inner.info
-            self._queue.slots = BATCHES * (info.slots or _BATCH) * info.engines
+            self._queue.slots = BATCHES * self.inner.info.all_slots(_BATCH)
 
     def generate(self, call: Call, *, stream: bool) -> AsyncGenerator[Chunk, None]:
         if self._isolate:

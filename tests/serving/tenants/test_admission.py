@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncGenerator
 
 import pytest
 
+from agentrt import Context, Runtime, program
+from agentrt.engines import ReplicaSet
+from agentrt.executors.base import Chunk
+from agentrt.request import Call, Reply
+from agentrt.router import make_router
 from agentrt.scheduler.policies import policy_class, policy_names
-from agentrt.serving.tenants import Limits, admission, fair
+from agentrt.serving.tenants import Limits, Tenants, admission, fair
+from agentrt.serving.tenants.admission import AdmissionController
+from tests.doubles.scripted import ScriptedExecutor
 from tests.serving.local import Held, open_server
 
 
@@ -46,6 +54,36 @@ async def test_calls_enter_when_another_tenant_is_silent_although_no_call_ends(
         await local.until(lambda: len(local.engine.open) == 10)
         local.engine.go.set()
         await asyncio.gather(*asking)
+
+
+async def test_the_slots_of_engines_that_differ_add_up() -> None:
+    """One slot and five are twelve places, and not two times two: the first engine is small."""
+    held = asyncio.Event()
+
+    class Holds(ScriptedExecutor):
+        async def generate(self, call: Call, *, stream: bool) -> AsyncGenerator[Chunk, None]:
+            self.calls.append(call)
+            await held.wait()
+            yield Chunk("", Reply(""))
+
+    engines = [Holds(model="large", slots=1), Holds(model="small", slots=5)]
+    replicas = ReplicaSet(engines.__getitem__, 2, make_router("least-used"))
+    tenants = Tenants(asyncio.get_running_loop().time, Limits(), dict)
+    async with Runtime(AdmissionController(replicas, tenants, is_shared=True)) as runtime:
+
+        @program
+        async def asks(ctx: Context) -> None:
+            await asyncio.gather(*(ctx.llm("x", model="small") for _ in range(20)))
+
+        run = runtime.start(asks)
+        table = runtime.registry.table
+        while sum(len(row.calls) for row in table) < 20:
+            await asyncio.sleep(0)
+        for _ in range(50):
+            await asyncio.sleep(0)
+        assert len(engines[1].calls) == 10  # of 2 * (1 + 5), two are kept for other tenants
+        held.set()
+        await run.wait()
 
 
 async def test_without_keys_all_are_admitted() -> None:
