@@ -109,12 +109,14 @@ def _report_text(comparison: Comparison) -> str:
     if len(heads) > 1:
         gained += f" once agentrt has seen the programs, and {_than(first)} under stock vLLM "
         gained += at_first
-    off = ""
+    rule = ""
+    if comparison.off or (comparison.verdict == NOTHING and _percent(ratio) != "0%"):
+        rule = "; a change counts only if every pair of runs has it"
     if comparison.off:
-        off = f"; smaller changes than {comparison.off:.0%} mean nothing, because the replay of "
-        off += "stock's order differs by that much from the times that were measured"
+        rule += f" by more than {comparison.off:.0%}, because the replay of stock's order differs "
+        rule += "by that much from the times that were measured"
     parts = ["\n".join(aligned(table)) for table in tables]
-    return "\n\n".join([*parts, f"{gained}{off}\n{_history_text(comparison.learned)}"])
+    return "\n\n".join([*parts, f"{gained}{rule}\n{_history_text(comparison.learned)}"])
 
 
 def _changes(comparison: Comparison, measure: str) -> list[str]:

@@ -148,6 +148,22 @@ def test_chats_beside_searches_gain_and_the_replay_is_as_the_engine(
         }
 
 
+def test_a_change_that_some_pair_of_runs_lacks_is_no_gain_and_the_report_says_the_rule(
+    engines: Callable[[int], list[Engine]],
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The replayed steps are half as long as the engine's, so a change must be above a half."""
+    engines(12)
+    times = replace(TIMES, base_s=TIMES.base_s / 2)
+    monkeypatch.setattr("agentrt.lab.commands.compare.fitted", lambda run: times)
+    assert call(["compare", "search.py", "chat.py", "--n", "6", "--repeat", "3"]) == 0
+    verdict = capfd.readouterr().out.splitlines()[-2]
+    assert verdict.startswith("no gain: on average, a run takes ")
+    assert "% less time than under stock vLLM" in verdict
+    assert "only if every pair of runs has it by more than" in verdict
+
+
 def test_who_waits_for_nobody_gains_nothing(
     engines: Callable[[int], list[Engine]], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
