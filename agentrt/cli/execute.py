@@ -128,7 +128,7 @@ class CommandOutcome:
     """The outcome of a command: its runs, which have all ended, and the engine's description.
 
     ``questions`` are the questions that no human has answered. ``outside_calls`` is the number of
-    calls that were made outside the command's programs.
+    calls that were made outside the command's programs. ``continues`` is that of the `Plan`.
     """
 
     runs: Sequence[Run]
@@ -136,6 +136,7 @@ class CommandOutcome:
     policy: str
     questions: Sequence[OpenQuestion] = ()
     outside_calls: int = 0
+    continues: bool = False
 
     def reports(self) -> list[RunReport]:
         """Return the report of each run, in the order of their start."""
@@ -206,7 +207,14 @@ async def _execute(
                     screen.progress("stopping the engine")
                 await runtime.close()
         engine = _engine(job, runtime, snapshot)
-        return CommandOutcome(watch.runs, engine, policy, job.plan.questions, watch.outside_calls)
+        return CommandOutcome(
+            watch.runs,
+            engine,
+            policy,
+            job.plan.questions,
+            watch.outside_calls,
+            job.plan.continues,
+        )
 
 
 def _note_unused_answers(

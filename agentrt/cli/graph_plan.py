@@ -78,6 +78,7 @@ class GraphPlan(Plan):
         # `Human` gets no answers, because `_replies` uses the prepared answers. `Human` would count
         # them anew for each resume, which is another program.
         super().__init__()
+        self.continues = terms.input is None
         self._target = target
         self._terms = terms
         self._invocation = invocation

@@ -53,8 +53,11 @@ class Plan:
     ``count`` is the number of these programs. ``answers`` are the prepared answers to the questions
     of each program. ``questions`` are the questions that nobody answered. ``resumes`` maps the ids
     of runs that did not finish to the commands that resume them. ``is_cut_short`` says that
-    programs did not start, because the plan was drained.
+    programs did not start, because the plan was drained. ``continues`` says that the programs
+    continue the work of an earlier command, which may have made all of their calls.
     """
+
+    continues: bool = False
 
     def __init__(self, starts: Iterable[Start] = (), answers: Sequence[str] = ()) -> None:
         self.count = length_hint(starts)

@@ -61,6 +61,7 @@ def print_report(outcome: CommandOutcome, console: Console) -> None:
         )
     elif (
         "langgraph.pregel" in sys.modules
+        and not outcome.continues
         and not any(report.calls for report in reports)
         and any(run.state is RunState.DONE for run in outcome.runs)
     ):

@@ -64,6 +64,19 @@ def test_a_question_ends_the_command_and_names_the_one_that_answers(
     assert value["programs"][0]["calls"] == 0  # the draft was made two commands ago
 
 
+def test_a_thread_whose_calls_were_all_made_is_not_told_to_change_its_model(
+    write: Write, command: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The last answer resumes a node that makes no call."""
+    monkeypatch.setattr("sys.stdin", io.StringIO())
+    monkeypatch.chdir(tmp_path)
+    run = ["run", write(ASKS), "--checkpointer", "sqlite:t.db", "--thread", "tea"]
+    assert command(*run, "--input", '{"cups": 1}', "--human", "yes").code == 3
+    answered = command(*run, "--human", "Ann")
+    assert (answered.code, "graph-1 done" in " ".join(answered.err.split())) == (0, True)
+    assert "no call reached this engine" not in answered.err
+
+
 def test_a_question_that_is_still_open_needs_no_engine(
     write: Write, run: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
