@@ -135,7 +135,8 @@ async def _is_whole(request: Request) -> bool:
         body = await request.json()
     except ValueError:  # a body that is not JSON, which the SDK reports
         return False
-    return isinstance(body, dict) and body.get("method") in _WHOLE
+    method = body.get("method") if isinstance(body, dict) else None
+    return isinstance(method, str) and method in _WHOLE
 
 
 async def _kept_alive(

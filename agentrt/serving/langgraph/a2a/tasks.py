@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID, uuid4
 
+from a2a.helpers import get_text_parts
 from a2a.server.context import ServerCallContext
 from a2a.server.events import Event
 from a2a.server.request_handlers.request_handler import RequestHandler, validate_request_params
@@ -194,7 +195,8 @@ class Tasks(RequestHandler):
         return message.task_id or f"{thread}:{row._mapping['run_id']}", live
 
     async def _input(self, params: SendMessageRequest, context: ServerCallContext) -> Any:
-        input = values.input_of(params.message)
+        message = params.message
+        input = values.input_of(message)
         if "messages" not in input:
             return input
         name = context.state["assistant_id"]
@@ -202,9 +204,9 @@ class Tasks(RequestHandler):
         if fields and "messages" not in fields:
             names = ", ".join(fields)
             raise InvalidParamsError(f"{name} takes no messages; send a data part with {names}")
-        is_text = input.keys() == {"messages"} and isinstance(input["messages"][0]["content"], str)
         # The input of a program has no fields: it is a single value, such as a text.
-        return input["messages"][0]["content"] if is_text and not fields else input
+        is_text = all(part.HasField("text") for part in message.parts)
+        return "\n".join(get_text_parts(message.parts)) if is_text and not fields else input
 
     async def _followed(
         self, context: ServerCallContext, key: str, live: LiveRun, after: int

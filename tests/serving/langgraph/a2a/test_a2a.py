@@ -196,6 +196,8 @@ async def test_programs_are_agents_too(it: Serving) -> None:
             done = await sent(poem, message)
             (values,) = get_data_parts(done.artifacts[0].parts)
             assert values["topic"] == "rain"
+        refused = await sent(poem, {"messages": "rain"})
+        assert "'topic' must be str" in get_message_text(refused.status.message)
         refused = await sent(poem, {"of": "rain"})
         assert "'topic' must be str" in get_message_text(refused.status.message)
         asked = await sent(approval, "it")
@@ -254,6 +256,15 @@ async def test_impossible_requests_get_an_error(
     async with agent(it, name) as one:
         with pytest.raises(kind, match=says):
             await sent(one, *parts, **terms)
+
+
+@pytest.mark.parametrize("method", [["message/send"], {}, None, 1])
+async def test_a_method_that_is_no_text_is_an_invalid_request(
+    http: httpx.AsyncClient, method: Any
+) -> None:
+    body = {"jsonrpc": "2.0", "id": 1, "method": method, "params": {}}
+    answer = await http.post("/a2a/chat", json=body)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (200, -32600)
 
 
 async def test_the_conversion_of_parts_is_limited(it: Serving) -> None:
