@@ -23,6 +23,8 @@ from fastapi import HTTPException, Request
 from agentrt.serving.langgraph._compat import INTERRUPT
 from agentrt.serving.langgraph.auth.hooks import Requester
 from agentrt.serving.langgraph.database.interrupts import interrupts_in, is_answer_map
+from agentrt.serving.langgraph.database.runs import A2A
+from agentrt.serving.langgraph.database.tables import ACTIVE
 from agentrt.serving.langgraph.tenant_state import TenantState
 
 _ROLES = {"human": Role.ROLE_USER, "ai": Role.ROLE_AGENT}
@@ -285,25 +287,34 @@ class KnownTasks:
         caller, (first, _, second) = caller_of(context), key.partition(":")
         try:
             thread, run = UUID(first), UUID(second)
-            of_thread = await self._state.thread(caller, thread, "read")
-            row = await self._state.runs.get(caller.tenant, thread, run)
+            await self._state.thread(caller, thread, "read")
+            first_run = await self._state.runs.get(caller.tenant, thread, run)
             assistant = await self._assistant(context)
         except (ValueError, HTTPException) as error:
             if isinstance(error, HTTPException) and error.status_code != 404:
                 raise
             raise TaskNotFoundError(f"task {key[:100]!r} not found") from error
-        if row.assistant_id != assistant:
+        if first_run.assistant_id != assistant:
             raise TaskNotFoundError(
                 f"task {key[:100]!r} belongs to another assistant; use that assistant's address"
             )
-        key, about = f"{thread}:{run}", {"a2a": {"task_id": f"{thread}:{run}"}}
-        if (later := await self._state.runs.last_about(str(thread), about)) is not None:
-            row = await self._state.runs.get(caller.tenant, thread, UUID(later))
-        newest = await self._state.runs.last_of(str(thread))
-        is_open = row.status == "success" and newest is not None and newest.run_id == row.run_id
-        interrupts = interrupts_in(of_thread.interrupts) if is_open else ()
+        key = f"{thread}:{run}"
+        row = await self._state.runs.last_of_task(str(thread), key, str(run))
+        if row is None:
+            raise TaskNotFoundError(f"task {key!r} not found")
+        is_open = row.status == "success" and row.is_newest
+        interrupts = interrupts_in(row.interrupts) if is_open else ()
         fields = {**row._mapping, "updated_at": datetime.fromtimestamp(row.updated_at, UTC)}
         return TaskRecord(key, fields, [interrupt["id"] for interrupt in interrupts])
+
+    async def active_runs(self, task: TaskRecord) -> list[UUID]:
+        """Return the ids of a task's unfinished runs."""
+        thread = str(task.row["thread_id"])
+        return [
+            UUID(run.run_id)
+            for run in await self._state.runs.statuses(thread, _MOST_RUNS)
+            if run.status in ACTIVE and task.key in (_task_in(run), f"{thread}:{run.run_id}")
+        ]
 
     async def listed(
         self, context: ServerCallContext, thread: UUID, wanted: ListTasksRequest
@@ -346,5 +357,5 @@ def caller_of(context: ServerCallContext) -> Requester:
 
 def _task_in(run: Any) -> str | None:
     """Return the id of the task that a run continues, or None."""
-    about = run.metadata.get("a2a")
+    about = run.metadata.get(A2A)
     return about.get("task_id") if isinstance(about, dict) else None

@@ -46,8 +46,8 @@ from pydantic import ValidationError
 
 from agentrt.serving.langgraph.a2a import messages as values
 from agentrt.serving.langgraph.a2a.messages import KnownTasks, TaskRecord, caller_of
-from agentrt.serving.langgraph.bodies import Command, RunBody
-from agentrt.serving.langgraph.database.runs import CANCEL_REASON
+from agentrt.serving.langgraph.bodies import Command, RunBody, RunCancel
+from agentrt.serving.langgraph.database.runs import A2A, CANCEL_REASON
 from agentrt.serving.langgraph.outages import refusal
 from agentrt.serving.langgraph.responses import summary
 from agentrt.serving.langgraph.runs.queue import RunQueue
@@ -135,18 +135,18 @@ class Tasks(RequestHandler):
     async def on_cancel_task(self, params: CancelTaskRequest, context: ServerCallContext) -> Task:
         with _errors():
             task = await self._known.find(context, params.id)
-            run, thread = UUID(task.row["run_id"]), UUID(task.row["thread_id"])
-            if task.questions:
-                await self._withdraw(context, task)
-            elif task.state not in values.ENDED:
-                try:
-                    await self._runs.cancel(thread, run, caller_of(context), wait=True)
-                except HTTPException as error:
-                    if error.status_code != 404:  # 404 means that the run has ended meanwhile
-                        raise
-            else:
+            if task.state in values.ENDED:
                 raise TaskNotCancelableError("the task has ended and cannot be canceled")
-            return (await self._known.find(context, params.id)).as_task(0)
+            while True:
+                if task.questions:
+                    await self._withdraw(context, task)
+                else:
+                    await self._stop(context, task)
+                before, task = task, await self._known.find(context, params.id)
+                # Meanwhile, a running task may have asked, and a task that asked may have been
+                # answered: then its cancellation has to be tried again.
+                if task.state in values.ENDED or task == before:
+                    return task.as_task(0)
 
     async def on_get_extended_agent_card(self, params: Any, context: Any) -> AgentCard:
         raise ExtendedAgentCardNotConfiguredError
@@ -168,6 +168,7 @@ class Tasks(RequestHandler):
         message, caller = params.message, caller_of(context)
         thread = _uuid("contextId", message.context_id) if message.context_id else uuid4()
         fields: dict[str, Any] = {"if_not_exists": "create", "stream_mode": ["messages-tuple"]}
+        fields["metadata"] = {A2A: {}}
         answers: Sequence[str] = ()
         if params.configuration.HasField("task_push_notification_config"):
             raise PushNotificationNotSupportedError
@@ -183,7 +184,7 @@ class Tasks(RequestHandler):
                     "the task has ended; leave taskId out to start a new task"
                 )
             thread = UUID(task.row["thread_id"])
-            fields["metadata"] = {"a2a": {"task_id": task.key}}
+            fields["metadata"] = {A2A: {"task_id": task.key}}
             if task.questions:
                 resume = values.answer_in(message)
                 answers = values.answered_by(resume, task.questions)
@@ -233,14 +234,24 @@ class Tasks(RequestHandler):
         yield TaskStatusUpdateEvent(**about, status=task.status)
 
     async def _withdraw(self, context: ServerCallContext, task: TaskRecord) -> None:
-        """Cancel a task that waits for an answer, and remove its questions."""
+        """Cancel a task that waits for an answer, and remove its questions, unless they have been
+        answered meanwhile.
+        """
         caller, thread = caller_of(context), UUID(task.row["thread_id"])
         await self._state.thread(caller, thread, "update")
         result = str(task.row["result"]).encode()
         end = self._state.runs.end(task.row["run_id"], "interrupted", result, CANCEL_REASON)
-        await self._state.threads.update_state(
-            str(thread), {"status": "idle", "interrupts": {}}, end
-        )
+        await self._state.threads.withdraw(str(thread), task.questions, end)
+
+    async def _stop(self, context: ServerCallContext, task: TaskRecord) -> None:
+        """Cancel all unfinished runs of a task, and wait for their ends."""
+        if not (keys := await self._known.active_runs(task)):
+            return  # they have ended meanwhile
+        live_runs = [live for key in keys if (live := self._queue.get(str(key))) is not None]
+        body = RunCancel(thread_id=UUID(task.row["thread_id"]), run_ids=keys)
+        await self._runs.cancel_many(body, caller_of(context))
+        for live in live_runs:
+            await live.ended()
 
 
 def _history(params: Any) -> int | None:

@@ -35,6 +35,10 @@ from agentrt.serving.langgraph.responses import conflict, encode, not_found, row
 
 CANCEL_REASON = "the client cancelled the run"
 ROLLBACK_REASON = "the client rolled the run back"
+A2A = "a2a"
+"""The key of a run's metadata that says that the run belongs to a task of the Agent2Agent protocol.
+Its value has the task's id as ``task_id``, except in the task's first run.
+"""
 _UNSEEN = (
     "the authorization hook for threads.create_run returned a filter that hides this run's new "
     "thread from the user; create the thread first, or set its metadata in the hook"
@@ -159,6 +163,12 @@ _LOCK = (
     .where(threads.c.thread_id == sa.bindparam(_KEY), threads.c.tenant == sa.bindparam("tenant"))
     .with_for_update()
 )
+_LAST = (
+    sa.select(runs.c.run_id, runs.c.metadata)
+    .where(runs.c.thread_id == sa.bindparam(_KEY))
+    .order_by(runs.c.number.desc())
+    .limit(1)
+)
 _INSERT = sa.insert(runs)  # not RETURNING, as in `add_thread`
 _STORED = sa.select(runs).where(runs.c.run_id == sa.bindparam(_KEY))
 
@@ -224,6 +234,8 @@ class Runs:
         by_task = before._mapping["interrupts"]
         own = {**before._mapping["metadata"], **_about(new), **new.columns["metadata"]}
         row["metadata"] = {**new.inherited, **own}
+        if (new.kwargs.get("command") or {}).get("resume") is not None:
+            row["metadata"] |= await _task_of_last(connection, str(thread), new)
         rows = (await connection.execute(_ACTIVE_IN, {_KEY: str(thread)})).all()
         others = [other.run_id for other in rows]
         active = [json.loads(other.kwargs) for other in rows] if new.answers else []
@@ -326,12 +338,23 @@ class Runs:
         query = sa.select(*_RECORD).where(*conditions).order_by(runs.c.number.desc())
         return [record_of(row) for row in await self._database.rows(query.limit(most))]
 
-    async def last_about(self, thread: str, about: Fields) -> str | None:
-        """Return the id of a thread's newest run whose metadata contain ``about``, or None."""
-        query = sa.select(runs.c.run_id).where(runs.c.thread_id == thread)
-        query = query.where(has(runs.c.metadata, about)).order_by(runs.c.number.desc())
-        row = await self._database.first(query.limit(1))
-        return None if row is None else str(row.run_id)
+    async def last_of_task(self, thread: str, task: str, first: str) -> sa.Row[Any] | None:
+        """Return the newest run of a task of the Agent2Agent protocol, whose first run is
+        ``first``; None if the run has been deleted. The row also has the ``interrupts`` of the
+        thread, and ``is_newest``, which says whether the thread has no newer run.
+
+        A single statement reads all this, so that a run that ends meanwhile does not seem to have
+        ended without its question.
+        """
+        newest = sa.select(sa.func.max(runs.c.number)).where(runs.c.thread_id == thread)
+        is_newest = (runs.c.number == newest.scalar_subquery()).label("is_newest")
+        of_task = sa.or_(runs.c.run_id == first, has(runs.c.metadata, {A2A: {"task_id": task}}))
+        query = (
+            sa.select(runs, threads.c.interrupts, is_newest)
+            .join(threads, threads.c.thread_id == runs.c.thread_id)
+            .where(runs.c.thread_id == thread, of_task)
+        )
+        return await self._database.first(query.order_by(runs.c.number.desc()).limit(1))
 
     async def statuses(self, thread: str, most: int) -> Sequence[sa.Row[Any]]:
         """Return up to ``most`` of a thread's newest runs, the newest first, with their status, but
@@ -419,6 +442,18 @@ class Runs:
     def removal(self, run_id: str) -> list[sa.Delete]:
         """Return the statements that delete a run and its events."""
         return [sa.delete(table).where(table.c.run_id == run_id) for table in (events, runs)]
+
+
+async def _task_of_last(connection: AsyncConnection, thread: str, new: NewRun) -> dict[str, Any]:
+    """Return the metadata of a run that resumes a thread: if the thread's last run belongs to a
+    task of the Agent2Agent protocol, the new run does, too, whichever API brought the answer.
+    """
+    if A2A in new.columns["metadata"]:
+        return {}
+    last = (await connection.execute(_LAST, {_KEY: thread})).first()
+    if last is None or not isinstance(about := last.metadata.get(A2A), dict):
+        return {}
+    return {A2A: {"task_id": f"{thread}:{last.run_id}", **about}}
 
 
 def _about(new: NewRun) -> dict[str, Any]:

@@ -7,6 +7,7 @@ after the run's end.
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
@@ -20,7 +21,12 @@ from agentrt.serving.langgraph import bodies
 from agentrt.serving.langgraph.database._compat import keep_latest, tables_of_threads
 from agentrt.serving.langgraph.database.connections import Database
 from agentrt.serving.langgraph.database.filters import Filter, visible
-from agentrt.serving.langgraph.database.interrupts import Deadlines, deadline_of, interrupts_in
+from agentrt.serving.langgraph.database.interrupts import (
+    Deadlines,
+    deadline_of,
+    interrupts_in,
+    is_open,
+)
 from agentrt.serving.langgraph.database.quotas import Quotas
 from agentrt.serving.langgraph.database.tables import (
     ACTIVE,
@@ -140,6 +146,26 @@ class Threads:
             for interrupt in interrupts_in(state.get("interrupts")):
                 self._deadlines.note(deadline_of(interrupt))
 
+    async def withdraw(self, key: str, questions: Collection[str], run_end: sa.Executable) -> bool:
+        """Remove all questions of a thread, and execute ``run_end`` in the same transaction.
+        ``questions`` are the ids of the questions that the caller knows. If one of these is not
+        open any more, for example because a run answers it, return False and change nothing.
+        """
+        now = time.time()
+        async with self._database.writing(rows=True) as connection:
+            await connection.execute(_LOCK, {_KEY: key})  # a statement of its own, as above
+            row = (await connection.execute(_BEFORE, {_KEY: key})).first()
+            rows = (await connection.execute(_ACTIVE_KWARGS, {_KEY: key})).all()
+            active = [json.loads(run.kwargs) for run in rows]
+            if row is None or not all(is_open(q, row.interrupts, active) for q in questions):
+                return False
+            await connection.execute(run_end)
+            changed = {"status": "busy" if active else "idle", "interrupts": {}}
+            times = {"updated_at": now, "state_updated_at": now}
+            await change_thread(connection, UUID(key), {**changed, **times})
+        self._asks()
+        return True
+
     async def remove(self, keys: Sequence[str]) -> None:
         """Delete threads with their runs, events, checkpoints and crons."""
         for start in range(0, len(keys), _AT_ONCE):  # a statement has a limit of values
@@ -168,6 +194,9 @@ _INSERT = sa.insert(threads)
 _CHANGE = sa.update(threads).where(threads.c.thread_id == sa.bindparam(_KEY))
 _LOCK = sa.select(sa.literal(1)).where(threads.c.thread_id == sa.bindparam(_KEY)).with_for_update()
 _IS_BUSY = sa.exists().where(runs.c.thread_id == threads.c.thread_id, runs.c.status.in_(ACTIVE))
+_ACTIVE_KWARGS = sa.select(runs.c.kwargs).where(
+    runs.c.thread_id == sa.bindparam(_KEY), runs.c.status.in_(ACTIVE)
+)
 _BEFORE = sa.select(_IS_BUSY, threads.c.interrupts).where(threads.c.thread_id == sa.bindparam(_KEY))
 
 

@@ -205,8 +205,11 @@ async def test_background_work_of_a_server(url: str) -> None:
     async with tenant_state.open_tenant_state(server) as state:
         row, _ = await state.runs.enter(a_run(temporary=False), None)
         thread = str(row.thread_id)
-        assert await state.runs.last_about(thread, {"graph_id": "g"}) == row.run_id
-        assert await state.runs.last_about(thread, {"graph_id": "h"}) is None
+        run = row.run_id
+        found = await state.runs.last_of_task(thread, f"{thread}:{run}", run)
+        assert found is not None
+        assert (found.run_id, found.interrupts, found.is_newest) == (run, {}, True)
+        assert await state.runs.last_of_task(thread, "other", str(uuid4())) is None
         assert [one.run_id for one in await state.runs.statuses(thread, 5)] == [row.run_id]
         assert await state.runs.since(thread, 0, 5, time.time() + 9)
         await end(state, row)
