@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import Any, Literal
 from uuid import UUID
 
@@ -23,7 +23,11 @@ from agentrt.serving.langgraph.bodies import (
     ProtocolRunBody,
     in_snake_case,
 )
-from agentrt.serving.langgraph.database.interrupts import INTERRUPT_ID, interrupts_in
+from agentrt.serving.langgraph.database.interrupts import (
+    INTERRUPT_ID,
+    interrupts_in,
+    is_answer_map,
+)
 from agentrt.serving.langgraph.database.runs import body_after
 from agentrt.serving.langgraph.database.tables import PROTOCOL
 from agentrt.serving.langgraph.responses import JSON, summary
@@ -183,14 +187,37 @@ class ProtocolCommands:
         ``Command(resume=…)`` as input, and the server must tell an answer from a new run.
         """
         body = ProtocolRunBody.model_validate(in_snake_case(params))
-        if await self._is_answer(caller, thread, body):
-            resume = Command(resume=body.input)
-            body = body.model_copy(update={"input": None, "command": resume})
-        row, _ = await self._starts.start(caller, thread, body)
+        if not (questions := await self._questions_for(caller, thread, body)):
+            return _started((await self._starts.start(caller, thread, body))[0])
+        if body.multitask_strategy != "enqueue":
+            answers = []  # the run replaces an unfinished run with another answer, or is refused
+        elif is_answer_map(body.input):
+            answers = [key for key in questions if key in body.input]
+        else:
+            answers = questions
+        resume = Command(resume=body.input)
+        body = body.model_copy(update={"input": None, "command": resume})
+        return await self._answer(caller, thread, body, answers)
+
+    async def _answer(
+        self, caller: Requester, thread: UUID, body: ProtocolRunBody, answers: Collection[str]
+    ) -> _Done:
+        """Start a run that answers the interrupts with the ids ``answers``. Raises `_ProtocolError`
+        if one of them is not open.
+        """
+        try:
+            row, _ = await self._starts.start(caller, thread, body, answers)
+        except HTTPException as error:
+            if error.status_code != 409 or not answers:
+                raise
+            raise _ProtocolError("no_such_interrupt", str(error.detail)) from error
         return _started(row)
 
-    async def _is_answer(self, caller: Requester, thread: UUID, body: ProtocolRunBody) -> bool:
-        """Return whether the input of ``run.start`` answers questions.
+    async def _questions_for(
+        self, caller: Requester, thread: UUID, body: ProtocolRunBody
+    ) -> list[str]:
+        """Return the ids of the open questions that the input of ``run.start`` may answer; an empty
+        list if the input is for a new run.
 
         The thread's status does not show this: a thread that stopped at a breakpoint or was
         cancelled is interrupted without a question, and a thread whose last answer failed still has
@@ -199,17 +226,17 @@ class ProtocolCommands:
         run's end, but not longer than `RunQueue.settled` does.
         """
         if body.input is None or body.command or body.checkpoint or body.checkpoint_id:
-            return False
+            return []
         try:
             await self._state.thread(caller, thread, "read")  # refuses before a wait
             if body.multitask_strategy == "enqueue" and not await self._starts.settled(thread):
-                return False
+                return []
             row = await self._state.thread(caller, thread, "read")
         except HTTPException as error:
             if error.status_code != 404:
                 raise
-            return False
-        return any(interrupts_in(row._mapping["interrupts"]))
+            return []
+        return [interrupt["id"] for interrupt in interrupts_in(row._mapping["interrupts"])]
 
     async def _respond(self, caller: Requester, thread: UUID, params: Object) -> _Done:
         """Carry out ``input.respond``: start a run with answers, and with the assistant, the config
@@ -238,13 +265,7 @@ class ProtocolCommands:
             config=config,
             metadata=respond.metadata,
         )
-        try:
-            started, _ = await self._starts.start(caller, thread, body, answers)
-        except HTTPException as error:
-            if error.status_code != 409:
-                raise
-            raise _ProtocolError("no_such_interrupt", str(error.detail)) from error
-        return _started(started)
+        return await self._answer(caller, thread, body, answers)
 
     async def _fork(self, caller: Requester, thread: UUID, params: Object) -> _Done:
         """Carry out ``state.fork``: start a run from a checkpoint, with the assistant and the

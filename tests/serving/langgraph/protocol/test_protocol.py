@@ -304,6 +304,27 @@ async def test_answers_are_refused_if_any_of_their_questions_was_answered(
     await client.runs.cancel(thread, run["run_id"])
 
 
+@pytest.mark.parametrize("as_map", [False, True])
+async def test_only_one_run_start_answers_a_question(
+    http: httpx.AsyncClient, client: LangGraphClient, as_map: bool
+) -> None:
+    """The run with the first answer waits, so the second answer would be for the next question."""
+    thread = str(uuid4())
+    await start(http, thread, "twice", {"steps": []})
+    events = await until(http, thread, "interrupted", channels=["input", "lifecycle"])
+    (key,) = [told(one)[1]["interrupt_id"] for one in events if one["method"] == "input.requested"]
+    given: Any = {key: "1"} if as_map else "1"
+    first = await client.runs.create(thread, "twice", command={"resume": "1"}, after_seconds=3600)
+    done = await command(http, thread, "run.start", assistant_id="twice", input=given)
+    assert (done["type"], done["error"]) == ("error", "no_such_interrupt")
+    assert "answered already" in done["message"]
+    await client.runs.cancel(thread, first["run_id"])
+    done = await command(http, thread, "run.start", assistant_id="twice", input=given)
+    await client.runs.join(thread, done["result"]["run_id"])
+    asked = await client.threads.get(thread)
+    assert [one["value"] for asks in asked["interrupts"].values() for one in asks] == ["two"]
+
+
 async def test_a_message_arrives_token_by_token(http: httpx.AsyncClient) -> None:
     thread = str(uuid4())
     await start(http, thread, "chat", {"messages": [{"role": "user", "content": "hi"}]})
