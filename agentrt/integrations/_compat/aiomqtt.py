@@ -29,17 +29,27 @@ def properties(packet: int, **fields: Any) -> Properties:
     return made
 
 
-async def connect(client: Any) -> None:
-    """Connect ``client``. Raises `aiomqtt.MqttError`, also for a connection that the broker accepts
+async def connect(client: Any) -> int | None:
+    """Connect ``client``. Return the size of the largest packet that the broker accepts, in bytes;
+    None means no limit. Raises `aiomqtt.MqttError`, also for a connection that the broker accepts
     and ends in one step, for example because another client has the same id. To aiomqtt, such a
     connection never ends.
     """
     ended: asyncio.Future[None] = client._disconnected
     ended.add_done_callback(_seen)
+    paho, largest = client._client, list[int | None]()
+    on_connect = paho.on_connect
+
+    def connected(*arguments: Any) -> None:
+        largest.append(getattr(arguments[-1], "MaximumPacketSize", None))
+        on_connect(*arguments)
+
+    paho.on_connect = connected
     await client.__aenter__()
     if ended.done():
         await client.__aexit__(None, None, None)
         raise ended.exception() or aiomqtt.MqttError("the broker ended the connection at once")
+    return largest[-1]
 
 
 def _seen(ended: asyncio.Future[None]) -> None:

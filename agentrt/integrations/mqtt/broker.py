@@ -125,6 +125,10 @@ def _parts(url: str) -> SplitResult:
 # -- publishing and subscribing -------------------------------------------------------------
 
 
+_HEADER = 9
+"""Bytes of a PUBLISH packet besides its topic, properties and payload: the fixed header, the
+topic's length, and the packet's identifier.
+"""
 _FAILURES = 128
 """The smallest reason code of MQTT 5 that means a failure."""
 
@@ -151,6 +155,11 @@ class Outgoing:
         }
         present = {name: value for name, value in fields.items() if value is not None}
         return properties(PacketTypes.PUBLISH, **present)
+
+    def size(self) -> int:
+        """Return the size of the message's packet in bytes, with the largest possible header."""
+        own = len(self.topic.encode()) + len(self.payload)
+        return _HEADER + own + len(self.as_properties().pack())  # type: ignore[no-untyped-call]
 
 
 async def publish(client: aiomqtt.Client, message: Outgoing) -> None:

@@ -99,6 +99,7 @@ class Connection:
         self.broker = broker
         self.identifier = identifier
         self.refused = False
+        self._largest: int | None = None  # packet that the broker of the last connection accepts
         self._sleep = sleep
         self._on_message, self._on_connect, self._on_up = on_message, on_connect, on_up
         self._will, self._session_s, self._keepalive = will, session_s, keepalive
@@ -168,13 +169,23 @@ class Connection:
     def send(self, message: Outgoing, *, keep: bool = True) -> None:
         """Publish a message without waiting. With ``keep``, the message is sent again on every new
         connection until the broker has confirmed it; otherwise it is sent only if there is a
-        connection now.
+        connection now. A message that is too large for the broker (`check_size`) is dropped, with a
+        warning.
         """
         number = next(self._numbers)
         if keep:
             self._kept[number] = message
         if self._client is not None:
             self._publish(self._client, number, message)
+
+    def check_size(self, message: Outgoing) -> None:
+        """Raise `ValueError` for a message that is larger than the broker accepts. The broker would
+        close the connection, and again after each reconnection if the message is sent again.
+        """
+        if self._largest is not None and (size := message.size()) > self._largest:
+            raise ValueError(
+                f"the message has {size:,} bytes; the broker accepts at most {self._largest:,}"
+            )
 
     async def ask(
         self, within: float, request: Callable[[aiomqtt.Client], Coroutine[Any, Any, None]]
@@ -268,7 +279,7 @@ class Connection:
         """Connect, and run ``on_connect``. Return the task that reads messages."""
         entering = asyncio.ensure_future(connect(client))
         try:
-            await asyncio.shield(entering)
+            self._largest = await asyncio.shield(entering)
         except asyncio.CancelledError:
             # The library connects in a thread, so wait for it and close the connection.
             await asyncio.wait([entering])
@@ -402,10 +413,11 @@ class Connection:
         topic, qos, properties = message.topic, message.qos, message.as_properties()
         sent = partial(self._sent, number)
         try:
+            self.check_size(message)
             publish_now(client, topic, message.payload, qos, message.retain, properties, sent)
         except aiomqtt.MqttError:
             return  # a kept message is sent on the next connection
-        except ValueError as error:  # a peer named an invalid topic for the reply
+        except ValueError as error:  # too large, or a peer named an invalid topic for the reply
             log.warning("cannot send a message on %s: %s", topic, error)
             self._sent(number)
 

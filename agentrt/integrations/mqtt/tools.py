@@ -406,7 +406,8 @@ class MqttTools(ToolTransport):
     def _send(self, call: _ToolAttempt) -> None:
         """Publish a call to the worker that has it. If no worker has it, publish a call that may
         run twice on the topic that all workers of the tool share, and any other call to the worker
-        that is first in `_TenantWorkers.offering`. If no worker offers the tool, the call fails.
+        that is first in `_TenantWorkers.offering`. If no worker offers the tool, or if the broker
+        does not accept messages of this size, the call fails.
         """
         if call.worker is None:
             offering = call.workers.offering(call.tool)
@@ -417,8 +418,14 @@ class MqttTools(ToolTransport):
                 return
             if not call.is_idempotent:
                 call.assign(offering[0].name)
-        now = asyncio.get_running_loop().time()
-        self._connection.send(call.outgoing(now), keep=False)
+        message = call.outgoing(asyncio.get_running_loop().time())
+        try:
+            self._connection.check_size(message)
+        except ValueError as error:
+            text = f"tool {call.tool}: cannot send the arguments: {error}"
+            call.fail(ToolArgumentsError(text, name=call.tool))
+            return
+        self._connection.send(message, keep=False)
 
     def _cancel(self, call: _ToolAttempt) -> None:
         key, attempt = call.request.key or call.id, call.request.attempt

@@ -221,21 +221,28 @@ class _ToolQuestions:
 
 
 class _Replies:
-    """The replies of a worker, which ``send`` publishes, and the ``questions`` of its tools."""
+    """The replies of a worker, which ``send`` publishes, and the ``questions`` of its tools.
+    ``check_size`` raises `ValueError` for a message that is larger than the broker accepts.
+    """
 
-    def __init__(self, worker: str, send: Callable[..., None]) -> None:
-        self._worker, self._send = worker, send
+    def __init__(
+        self, worker: str, send: Callable[..., None], check_size: Callable[[Outgoing], None]
+    ) -> None:
+        self._worker, self._send, self._check_size = worker, send, check_size
         self.questions = _ToolQuestions(self._ask)
 
-    def done(self, tool: str, result: Any) -> tuple[ReplyMessage, int]:
-        """Return the reply with a result, and its size in bytes. Raises `ToolResultError` if the
-        result cannot be sent as JSON.
+    def done(self, job: _ToolJob, result: Any) -> tuple[ReplyMessage, int]:
+        """Return the reply with a job's result, and its size in bytes. Raises `ToolResultError` if
+        the result cannot be sent as JSON, or if it is larger than the broker accepts.
         """
         reply = self._make_reply("done", result=result)
         try:
-            return reply, len(encode(reply))
+            message = _addressed(job.sender, reply)
+            self._check_size(message)
         except ValueError as error:
+            tool = job.request.tool
             raise ToolResultError(f"tool {tool}: cannot send the result: {error}") from error
+        return reply, len(message.payload)
 
     def failed(self, error: Exception) -> ReplyMessage:
         """Return the reply for a call that failed."""
@@ -268,10 +275,14 @@ class _Replies:
         if not sender.topic:
             log.warning("a reply was dropped, because its request has no topic for it: %s", reply)
             return
-        correlation = sender.correlation
-        addressed = reply.model_copy(update={"id": correlation.decode("utf-8", "replace")})
-        message = Outgoing(sender.topic, encode(addressed), int(keep), correlation=correlation)
-        self._send(message, keep=keep)
+        self._send(_addressed(sender, reply, qos=int(keep)), keep=keep)
+
+
+def _addressed(sender: _Sender, reply: ReplyMessage, qos: int = 1) -> Outgoing:
+    """Return the message with a reply. Raises `ValueError` as `encode` does."""
+    correlation = sender.correlation
+    whole = reply.model_copy(update={"id": correlation.decode("utf-8", "replace")})
+    return Outgoing(sender.topic, encode(whole), qos, correlation=correlation)
 
 
 class _JobContext:
@@ -344,7 +355,8 @@ class Worker:
             on_up=self._up,
             will=Outgoing(self._topics.worker(self.id), b"", retain=True),
         )
-        self._replies = _Replies(self.id, self._connection.send)
+        connection = self._connection
+        self._replies = _Replies(self.id, connection.send, connection.check_size)
 
     def drain(self) -> None:
         """Finish the running calls, accept no new ones, and let `run` return."""
@@ -536,7 +548,7 @@ class Worker:
         try:
             async with bound, self._slots:
                 result = await self._perform(job)
-            reply, job.size = self._replies.done(name, result)
+            reply, job.size = self._replies.done(job, result)
         except Exception as error:
             if isinstance(error, TimeoutError) and bound.expired():
                 error = InterruptExpiredError(f"tool {name} did not end before its deadline")

@@ -34,6 +34,7 @@ from agentrt.runtime.durable import Durable
 from tests.doubles.ports import reserved_port
 from tests.doubles.scripted import ScriptedExecutor
 from tests.integrations.mqtt.conftest import running
+from tests.integrations.mqtt.mosquitto import PLAIN, Mosquitto
 from tests.integrations.mqtt.side import calling, cut_off, publish_once, until
 
 
@@ -184,6 +185,24 @@ async def test_a_result_that_cannot_be_is_said_by_the_worker(broker: Broker) -> 
         ):
             with pytest.raises(ToolResultError, match=said):
                 await caller.call(name)
+
+
+async def test_what_is_too_large_for_the_broker_is_said(tmp_path: Path) -> None:
+    """And the connection does not break, so other calls go on."""
+
+    @tool
+    async def long(text: str, times: int) -> str:
+        return text * times
+
+    settings = (*PLAIN, "max_packet_size 20000")
+    with Mosquitto(tmp_path, settings) as mosquitto:
+        broker = mosquitto.broker()
+        async with calling(broker) as caller, running(Worker(broker, [long])):
+            with pytest.raises(ToolArgumentsError, match="the broker accepts at most 20,000"):
+                await caller.call("long", text="x" * 20_000, times=1)
+            with pytest.raises(ToolResultError, match="the broker accepts at most 20,000"):
+                await caller.call("long", text="x", times=20_000)
+            assert await caller.call("long", text="x", times=19_000) == "x" * 19_000
 
 
 async def test_a_tool_that_nobody_offers_is_unknown(broker: Broker) -> None:
