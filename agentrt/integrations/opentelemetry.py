@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 import time
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import contextmanager
@@ -51,6 +52,9 @@ from agentrt.runtime.run import Run, RunState
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
 
+FLUSH_S = 5.0
+"""Maximum number of seconds for which the last spans are sent at the end of a command."""
+_log = logging.getLogger(__name__)
 _OWN = (OTEL_EXPORTER_OTLP_TRACES_CERTIFICATE, OTEL_EXPORTER_OTLP_CERTIFICATE)
 _CERTIFICATES = {
     "grpc": (*_OWN, "SSL_CERT_FILE"),
@@ -276,7 +280,7 @@ def traced_runtime(executor: Executor, endpoint: str, **options: Any) -> Iterato
 @contextmanager
 def exported(endpoint: str) -> Iterator[TracerProvider]:
     """Open a tracer provider that sends spans to an OTLP ``endpoint``, and make it the default of
-    this process.
+    this process. At the end of the block, the last spans are sent for at most `FLUSH_S` seconds.
 
     OpenTelemetry's SDK reads the sampler and the service's name from the environment. The protocol
     is gRPC, unless the environment sets ``OTEL_EXPORTER_OTLP_TRACES_PROTOCOL`` to
@@ -284,7 +288,7 @@ def exported(endpoint: str) -> Iterator[TracerProvider]:
     certificate file, and for settings that OpenTelemetry's exporter refuses.
     """
     os.environ.setdefault("OTEL_SERVICE_NAME", "agentrt")
-    provider = TracerProvider()
+    provider = TracerProvider(shutdown_on_exit=False)
     provider.add_span_processor(BatchSpanProcessor(_exporter(endpoint)))
     trace.set_tracer_provider(provider)
     # Each engine sets a provider, too, and the SDK would warn about the second one.
@@ -292,7 +296,13 @@ def exported(endpoint: str) -> Iterator[TracerProvider]:
     try:
         yield provider
     finally:
-        provider.shutdown()
+        # In a thread, because the SDK waits 30 s for a collector that does not answer, and cannot
+        # be interrupted by a signal meanwhile.
+        last = threading.Thread(target=provider.shutdown, name="agentrt/traces", daemon=True)
+        last.start()
+        last.join(FLUSH_S)
+        if last.is_alive():
+            _log.warning("the last spans could not be sent to %s", shown_url(endpoint))
 
 
 def _exporter(endpoint: str) -> SpanExporter:

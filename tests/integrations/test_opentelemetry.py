@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import ssl
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
@@ -452,6 +453,20 @@ def test_a_proxy_that_cannot_be_used_is_named(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("ALL_PROXY", "socks://127.0.0.1:9/")
     with pytest.raises(ConfigError, match="ALL_PROXY="), exported("http://203.0.113.7:4317"):
         pass
+
+
+@pytest.mark.parametrize("protocol", ["http/protobuf", "grpc"])
+def test_a_collector_that_does_not_answer_is_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, protocol: str
+) -> None:
+    monkeypatch.setattr(opentelemetry, "FLUSH_S", 0.01)
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", protocol)
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_TIMEOUT", "1")
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        with exported(f"http://127.0.0.1:{port}") as provider:
+            provider.get_tracer("tests").start_span("x").end()
+    assert f"the last spans could not be sent to http://127.0.0.1:{port}" in caplog.text
 
 
 def test_another_protocol_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
