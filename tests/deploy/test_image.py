@@ -7,7 +7,9 @@ import re
 import shutil
 import subprocess
 import sys
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 
 import pytest
 from dockerfile_parse import DockerfileParser
@@ -52,6 +54,33 @@ def test_the_server_is_the_first_process_and_not_root(stages: list[list[Step]]) 
     assert last["WORKDIR"] in written
     [makes] = [value for what, value in stages[-1] if what == "RUN"]
     assert all(folder in makes for folder in written)
+
+
+@pytest.mark.parametrize(("status", "exit_code"), [(200, 0), (503, 1)])
+def test_the_health_check_uses_no_proxy(
+    stages: list[list[Step]], monkeypatch: pytest.MonkeyPatch, status: int, exit_code: int
+) -> None:
+    """Docker itself sets HTTP_PROXY in containers if its configuration has proxies."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(status if self.path == "/health" else 404)
+            self.end_headers()
+
+        def log_message(self, *arguments: object) -> None:
+            """Do not print requests."""
+
+    command = json.loads(dict(stages[-1])["HEALTHCHECK"].partition("CMD ")[2])
+    assert command[:2] == ["python", "-c"]
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    monkeypatch.delenv("no_proxy", raising=False)
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        code = command[2].replace("8000", str(server.server_port))
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
+        server.shutdown()
+    assert done.returncode == exit_code, done.stderr
 
 
 def context(folder: Path) -> None:
