@@ -83,6 +83,9 @@ def shown_url(url: str) -> str:
     return _SECRET.sub(r"\1…", f"{scheme}{mark}{rest}")
 
 
+_HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
+
+
 def url_fault(url: str) -> str | None:
     """Return why a URL cannot be read; None if it can be read. The text has no part of the URL,
     because the errors of libraries quote parts of an invalid URL that may belong to a password.
@@ -94,6 +97,19 @@ def url_fault(url: str) -> str | None:
             "its port is not a number from 0 to 65535, or a character of its user, its password or "
             "its host must be written as %XX, such as %2F for /"
         )
+    return None
+
+
+def header_fault(name: str, value: str) -> str | None:
+    """Return why HTTP cannot carry a header; None if it can. The text has no part of the value,
+    because the errors of libraries quote the whole value, which may be a secret.
+    """
+    if _HEADER_NAME.fullmatch(name) is None:
+        return "a header's name has only letters, digits, and marks such as - and _"
+    if value != value.strip():
+        return "its value begins or ends with a blank or a line break; remove it"
+    if not (value.isascii() and value.isprintable()):
+        return "its value has a character that is not printable ASCII; remove or encode it"
     return None
 
 

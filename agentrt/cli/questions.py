@@ -165,7 +165,7 @@ def ask_server(
     import httpx
 
     from agentrt.cli.faults import RefusedError
-    from agentrt.errors import UsageError, shown_url, url_fault
+    from agentrt.errors import UsageError, header_fault, shown_url, url_fault
     from agentrt.proxies import client_options
 
     shown = shown_url(url)
@@ -173,8 +173,11 @@ def ask_server(
     if (fault := url_fault(url)) is not None:
         raise UsageError(f"--url {shown!r} is not an address of a server ({fault}); {advice}")
     base = url.rstrip("/").removesuffix("/v1").removesuffix("/dashboard")
-    if key is not None and not (key.isascii() and key.isprintable()):
-        raise UsageError("--api-key: invalid API key; a key has only printable ASCII characters")
+    if key is not None and header_fault("authorization", key) is not None:
+        raise UsageError(
+            "--api-key: invalid API key; a key has only printable ASCII characters, and no blank "
+            "at its beginning or end"
+        )
     headers = {} if key is None else {"authorization": f"Bearer {key}"}
     try:
         response = httpx.request(

@@ -12,13 +12,15 @@ from pathlib import Path
 import httpx
 from pydantic import Field
 
-from agentrt.errors import ConfigError, ProgramLoadError, url_fault
+from agentrt.errors import ConfigError, ProgramLoadError, header_fault, url_fault
 from agentrt.serving.settings import SettingsSection, read_section
 
 _HOST = re.compile(r"\*|(\*\.)?[a-z0-9_]([a-z0-9_.-]*[a-z0-9_])?|[0-9a-f:]+")
 _VARIABLE = re.compile(r"\$\{\{\s*env\.(\w+)\s*\}\}")
 _TRANSLATED = ipaddress.ip_network("64:ff9b::/96")
 """IPv6 addresses that a NAT64 gateway may translate to any IPv4 address."""
+
+_OWN_HEADERS = ("host", "content-length", "transfer-encoding")
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
@@ -136,7 +138,8 @@ def read_webhooks(hosts: Sequence[str], projects: Sequence[Path]) -> WebhookRule
     url = webhooks.url
     named += [_host(host, f"{path}: webhooks: {host!r}") for host in url.allowed_domains]
     headers = {
-        key: _filled(text, webhooks.env_prefix, path) for key, text in webhooks.headers.items()
+        key: _header(key, _filled(text, webhooks.env_prefix, path), path)
+        for key, text in webhooks.headers.items()
     }
     return WebhookRules(
         tuple(named), url.require_https, tuple(url.allowed_ports), url.max_url_length, headers
@@ -151,6 +154,16 @@ def _host(text: str, where: str) -> str:
             "hooks.example.com or *.example.com, or * for any host with a public address"
         )
     return name
+
+
+def _header(name: str, value: str, project: Path) -> str:
+    """Return the value of a header. Raises `ProgramLoadError` for a header that cannot be sent."""
+    fault = header_fault(name, value)
+    if name.lower() in _OWN_HEADERS:
+        fault = "agentrt sets this header itself; leave it out"
+    if fault is not None:
+        raise ProgramLoadError(f"{project}: webhooks: headers: {name!r}: {fault}")
+    return value
 
 
 def _filled(text: str, prefix: str, project: Path) -> str:

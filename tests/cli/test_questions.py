@@ -227,6 +227,7 @@ def test_another_program_at_the_address_is_not_a_server(
         (["--url", "http://me:secret/x@here"], 2, "--url 'http://…@here' is not an address of"),
         (["--url", "http://me:secret@127.0.0.1:1"], 1, "no server answers at http://…@127.0.0.1:1"),
         (["--api-key", "a\nb"], 2, "--api-key"),
+        (["--api-key", "a "], 2, "--api-key"),
     ],
 )
 def test_bad_options_are_one_clear_error(

@@ -109,13 +109,20 @@ def test_a_project_names_hosts_and_headers(tmp_path: Path, monkeypatch: pytest.M
             "HOME must be set, and its name must begin with LG_WEBHOOK_",
         ),
         ([], {"headers": {"a": "${{ env.LG_WEBHOOK_NONE }}"}}, "LG_WEBHOOK_NONE must be set"),
+        ([], {"headers": {"a": "secret\n"}}, "'a': its value begins or ends with a blank"),
+        ([], {"headers": {"a": "secret "}}, "'a': its value begins or ends with a blank"),
+        ([], {"headers": {"a": "secrét"}}, "'a': its value has a character that is not"),
+        ([], {"headers": {"a": "sec\nret"}}, "'a': its value has a character that is not"),
+        ([], {"headers": {"a b": "x"}}, "'a b': a header's name has only letters"),
+        ([], {"headers": {"Host": "x"}}, "'Host': agentrt sets this header itself"),
     ],
 )
 def test_invalid_settings_get_an_error(
     tmp_path: Path, hosts: list[str], section: dict[str, Any], says: str
 ) -> None:
-    with pytest.raises(AgentrtError, match=says.replace("{", "\\{").replace("(", "\\(")):
+    with pytest.raises(AgentrtError, match=says.replace("{", "\\{").replace("(", "\\(")) as raised:
         read_webhooks(hosts, [_project(tmp_path, section)])
+    assert "secr" not in str(raised.value)
 
 
 def _project(folder: Path, section: dict[str, Any]) -> Path:

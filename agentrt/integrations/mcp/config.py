@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-from agentrt.errors import ConfigError
+from agentrt.errors import ConfigError, header_fault
 from agentrt.extras import install_command
 from agentrt.files import read_json
 
@@ -114,13 +114,17 @@ def _server(where: str, name: str, entry: Any, env: Mapping[str, str]) -> Server
     names = [each.name for each in fields(kind) if each.name in entry]
     try:
         known = {key: _expanded(key, entry[key], env) for key in names}
-        return TypeAdapter[Server](kind).validate_python({**known, "name": name})
+        server = TypeAdapter[Server](kind).validate_python({**known, "name": name})
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         field = ".".join(map(str, first["loc"]))
         raise ConfigError(f"{where}: {field}: {first['msg']}") from None
     except LookupError as error:
         raise ConfigError(f"{where}: {error.args[0]}") from None
+    for header, value in server.headers.items() if isinstance(server, HttpServer) else ():
+        if (fault := header_fault(header, value)) is not None:
+            raise ConfigError(f"{where}: headers.{header}: {fault}")
+    return server
 
 
 def _expanded(field: str, raw_value: Any, env: Mapping[str, str]) -> Any:

@@ -160,15 +160,13 @@ class Webhooks:
         its body.
         """
         client = self._client_for(target)
+        headers = httpx.Headers(self._rules.headers)
+        headers.update({"Host": target.netloc.decode(), "Content-Type": "application/json"})
         request = client.build_request(
             "POST",
             target.copy_with(host=address),
             content=body,
-            headers={
-                **self._rules.headers,
-                "Host": target.netloc.decode(),
-                "Content-Type": "application/json",
-            },
+            headers=headers,
             extensions={"sni_hostname": host_of(target)},
         )
         answer = await client.send(request, stream=True)

@@ -11,7 +11,7 @@ import pytest
 from agentrt.errors import ConfigError
 from agentrt.integrations.mcp import HttpServer, StdioServer, read_servers
 
-ENV = {"HOME": "/home/ann", "TOKEN": "s3cret", "EMPTY": ""}
+ENV = {"HOME": "/home/ann", "TOKEN": "s3cret", "EMPTY": "", "LINE": "s3cret\n"}
 
 
 def file(folder: Path, **servers: Any) -> Path:
@@ -69,6 +69,11 @@ def test_servers_are_commands_or_urls(tmp_path: Path) -> None:
             {"url": "http://a", "headers": {"X": "${NOT_SET}"}},
             ["headers.X", "variable NOT_SET, which is not set", "${NOT_SET:-default}"],
         ),
+        (
+            {"url": "http://a", "headers": {"X": "Bearer ${LINE}"}},
+            ["headers.X: its value begins or ends with a blank or a line break"],
+        ),
+        ({"url": "http://a", "headers": {"X Y": "z"}}, ["headers.X Y: a header's name has only"]),
     ],
 )
 def test_a_mistake_is_named_with_its_server_and_field(

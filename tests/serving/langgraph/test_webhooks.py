@@ -42,7 +42,7 @@ from tests.serving.langgraph.runs.test_runs import IN, a_thread, at_a_gate
 from tests.serving.langgraph.serve import Serving, serving
 from tests.serving.test_tls import made
 
-LOCAL = WebhookRules(("127.0.0.1",), headers={"x-own": "yes"})
+LOCAL = WebhookRules(("127.0.0.1",), headers={"x-own": "yes", "content-type": "text/plain"})
 
 
 class Listener:
