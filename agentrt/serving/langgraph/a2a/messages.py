@@ -42,6 +42,10 @@ _MOST_DATA = 64 * 1024
 """Maximum size of a JSON value, in bytes, that becomes a data part. A larger value
 becomes a text.
 """
+_MOST_LEVELS = 40
+"""Maximum nesting of a JSON value that becomes a data part. Protobuf's JSON parser, which clients
+use, too, allows 100 messages in each other, and a level of JSON takes two.
+"""
 _EXACT = 2**53
 """The bound up to which a float represents every integer exactly."""
 DONE = TaskState.TASK_STATE_COMPLETED
@@ -232,9 +236,17 @@ def _part(value: Any) -> Part:
     if isinstance(value, str):
         return new_text_part(value)
     encoded = orjson.dumps(value)
-    if len(encoded) > _MOST_DATA:
+    if len(encoded) > _MOST_DATA or not _fits_data(value):
         return new_text_part(encoded.decode(), media_type="application/json")
     return new_data_part(value)
+
+
+def _fits_data(value: Any, levels: int = _MOST_LEVELS) -> bool:
+    """Return whether a data part can carry a JSON value without changing it."""
+    if isinstance(value, dict | list):
+        inner = value.values() if isinstance(value, dict) else value
+        return levels > 0 and all(_fits_data(item, levels - 1) for item in inner)
+    return not isinstance(value, int) or abs(value) <= _EXACT
 
 
 # -- finding tasks ------------------------------------------------------------------------

@@ -39,7 +39,9 @@ from a2a.utils.errors import (
     TaskNotFoundError,
     UnsupportedOperationError,
 )
+from langgraph.graph import START, StateGraph
 from langgraph_sdk.client import LangGraphClient
+from typing_extensions import TypedDict
 
 from agentrt.serving.langgraph import api_with
 from agentrt.serving.langgraph.auth.hooks import load_auth
@@ -284,6 +286,26 @@ async def test_the_conversion_of_parts_is_limited(it: Serving) -> None:
         assert len(task.history) == 1000
         short = await bare.get_task(GetTaskRequest(id=task.id, history_length=2))
         assert short.history == task.history[-2:]
+
+
+class Value(TypedDict):
+    value: Any
+
+
+@pytest.mark.parametrize("kind", ["integer", "nested"])
+async def test_json_that_a_data_part_would_change_is_a_text(tmp_path: Path, kind: str) -> None:
+    odd: Any = 2**60 + 1
+    if kind == "nested":
+        for _ in range(60):
+            odd = [odd]
+    builder = StateGraph(Value).add_node("make", lambda _: {"value": odd})
+    builder.add_edge(START, "make")
+    with serving({"make": builder}, tmp_path / "a.db") as it:
+        async with agent(it, "make") as make:
+            task = await sent(make, {"value": 1})
+            (part,) = task.artifacts[0].parts
+            assert part.media_type == "application/json"
+            assert json.loads(part.text) == {"value": odd}
 
 
 async def test_unsupported_methods_are_refused(it: Serving) -> None:
