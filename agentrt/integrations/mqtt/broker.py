@@ -129,13 +129,15 @@ _HEADER = 9
 """Bytes of a PUBLISH packet besides its topic, properties and payload: the fixed header, the
 topic's length, and the packet's identifier.
 """
+_LONGEST_EXPIRY_S = 2**32 - 1
+"""The longest message expiry of MQTT 5, in seconds."""
 _FAILURES = 128
 """The smallest reason code of MQTT 5 that means a failure."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outgoing:
-    """A message to publish. ``expiry`` is in seconds."""
+    """A message to publish. ``expiry`` is in seconds; a longer time than MQTT has means never."""
 
     topic: str
     payload: bytes
@@ -147,7 +149,8 @@ class Outgoing:
 
     def as_properties(self) -> Properties:
         """Return the MQTT 5 properties of the message."""
-        expiry = None if self.expiry is None else max(1, math.ceil(self.expiry))
+        seconds = math.inf if self.expiry is None else self.expiry
+        expiry = None if seconds > _LONGEST_EXPIRY_S else max(1, math.ceil(seconds))
         fields = {
             "ResponseTopic": self.reply_to,
             "CorrelationData": self.correlation,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from typing import Any, Literal, Self, TypeVar
 
@@ -60,13 +61,13 @@ class OfferedTool(_MessagePart):
     def of(cls, tool: Tool) -> Self:
         """Return the description by which a worker announces a tool."""
         assert tool.spec is not None
-        options = tool.options
+        options, timeout = tool.options, tool.options.timeout
         return cls(
             name=tool.name,
             description=tool.spec.description,
             parameters=dict(tool.spec.parameters),
             result=None if tool.result_schema is None else dict(tool.result_schema),
-            timeout=options.timeout,
+            timeout=None if timeout == math.inf else timeout,
             retries=options.retries,
             concurrency=options.concurrency,
             idempotent=options.idempotent,

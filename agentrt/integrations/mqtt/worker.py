@@ -315,13 +315,30 @@ _BEAT_S, _STALE_S = 60.0, 180.0
 _GOODBYE_S = 10.0
 
 
+def _offered(tool: Tool) -> OfferedTool:
+    """Return the description of a tool for the announcement. Raises `ConfigError` if there can be
+    none.
+    """
+    if not is_name(tool.name):
+        raise ConfigError(
+            f"tool {tool.name!r} cannot be offered over MQTT, because its name is part of topics; "
+            'use at most 128 letters from A to Z, digits, . _ : @ -, as in @tool(name="drill")'
+        )
+    offer = OfferedTool.of(tool)
+    try:
+        encode(offer)
+    except ValueError as error:  # for example a default of infinity in the schema
+        raise ConfigError(f"tool {tool.name!r} cannot be offered over MQTT: {error}") from error
+    return offer
+
+
 class Worker:
     """A worker that offers ``tools`` until `drain` is called. Call `run` once.
 
     ``concurrency`` is the maximum number of calls, of all tools, that run at the same time;
     further calls wait. ``notice`` gets a line at each new connection, if the first connection
     fails, and when the worker drains. Raises `ConfigError` for a ``name`` or ``tenant`` that cannot
-    be part of a topic.
+    be part of a topic, and for a tool that cannot be announced.
     """
 
     def __init__(
@@ -344,7 +361,7 @@ class Worker:
         self._topics, self._common = broker.prefix.of(tenant), broker.prefix.common()
         self._concurrency, self._slots = concurrency, asyncio.Semaphore(concurrency)
         self._notice = notice
-        self._offer = [OfferedTool.of(tool) for tool in tools]
+        self._offer = [_offered(tool) for tool in tools]
         self._toolbox, self._jobs = Toolbox(), _ToolJobs()
         self._draining = asyncio.Event()
         self._connection = Connection(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import threading
 from dataclasses import replace
 from functools import partial
@@ -471,6 +472,33 @@ async def test_a_broker_that_is_absent_is_said_and_found_later(broker: Broker) -
 def test_a_worker_needs_a_name_that_can_be_in_a_topic(broker: Broker) -> None:
     with pytest.raises(ConfigError, match="invalid worker name"):
         Worker(broker, [add], name="a/b")
+
+
+def test_a_tool_that_cannot_be_announced_is_refused(broker: Broker) -> None:
+    @tool(name="größe")
+    def size(x: int) -> int:
+        return x
+
+    @tool
+    def endless(x: float = math.inf) -> float:
+        return x
+
+    with pytest.raises(ConfigError, match="'größe' cannot be offered over MQTT, because its name"):
+        Worker(broker, [size])
+    with pytest.raises(ConfigError, match="'endless' cannot be offered over MQTT: JSON cannot"):
+        Worker(broker, [endless])
+
+
+async def test_a_tool_with_an_endless_timeout_has_none(broker: Broker) -> None:
+    @tool(timeout=math.inf)
+    def patient() -> str:
+        return "done"
+
+    async with calling(broker) as caller, running(Worker(broker, [patient])):
+        assert (await caller.tool("patient")).options.timeout is None
+        assert await caller.call("patient") == "done"
+        for timeout in (math.inf, 1e12):
+            assert await caller.call("patient", timeout=timeout) == "done"
 
 
 async def test_each_tenant_has_workers_of_its_own_below_a_prefix_that_names_it(
