@@ -285,11 +285,18 @@ def exported(endpoint: str) -> Iterator[TracerProvider]:
     OpenTelemetry's SDK reads the sampler and the service's name from the environment. The protocol
     is gRPC, unless the environment sets ``OTEL_EXPORTER_OTLP_TRACES_PROTOCOL`` to
     ``http/protobuf``. Raises `ConfigError` for another protocol, for an invalid proxy or
-    certificate file, and for settings that OpenTelemetry's exporter refuses.
+    certificate file, and for settings that OpenTelemetry's SDK or exporter refuses.
     """
     os.environ.setdefault("OTEL_SERVICE_NAME", "agentrt")
-    provider = TracerProvider(shutdown_on_exit=False)
-    provider.add_span_processor(BatchSpanProcessor(_exporter(endpoint)))
+    exporter = _exporter(endpoint)
+    try:
+        provider = TracerProvider(shutdown_on_exit=False)
+        provider.add_span_processor(BatchSpanProcessor(exporter))
+    except ValueError as error:  # of a variable, such as OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT=x
+        raise ConfigError(
+            f"traces cannot be made: {str(error).rstrip('.')}; check the variables that begin with "
+            "OTEL_"
+        ) from error
     trace.set_tracer_provider(provider)
     # Each engine sets a provider, too, and the SDK would warn about the second one.
     logging.getLogger(trace.__name__).setLevel(logging.ERROR)

@@ -449,6 +449,22 @@ def test_a_variable_of_the_library_that_cannot_be_read_is_an_error_of_one_line(
         _exporter("https://203.0.113.7:4317")
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "says"),
+    [
+        ("OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT", "x", "OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT must be"),
+        ("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", "9999", "max_export_batch_size must be"),
+    ],
+)
+def test_a_variable_of_the_sdk_that_it_refuses_is_an_error_of_one_line(
+    monkeypatch: pytest.MonkeyPatch, name: str, value: str, says: str
+) -> None:
+    monkeypatch.setenv(name, value)
+    says = f"^traces cannot be made: {says}"
+    with pytest.raises(ConfigError, match=says), exported("http://127.0.0.1:9"):
+        pass
+
+
 def test_a_proxy_that_cannot_be_used_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ALL_PROXY", "socks://127.0.0.1:9/")
     with pytest.raises(ConfigError, match="ALL_PROXY="), exported("http://203.0.113.7:4317"):
