@@ -445,10 +445,9 @@ class CronClock:
             # Ask the hooks as if the user who created the cron had started the run.
             caller = Requester.of_config(row.tenant, json.loads(row.user), self._auth)
             await self._starts.start(caller, thread, body.run(thread), claim=claim)
-        except BusyError:
-            return False
         except Exception as error:  # hooks and factories may raise anything
-            if getattr(error, "status_code", None) in _NO_ROOM or is_outage(error):
+            has_no_room = getattr(error, "status_code", None) in _NO_ROOM
+            if has_no_room or isinstance(error, BusyError) or is_outage(error):
                 if key not in self._delayed:
                     self._delayed.add(key)
                     _log.warning(

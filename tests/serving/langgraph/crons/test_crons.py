@@ -176,12 +176,18 @@ async def test_after_its_end_and_while_it_is_off_nothing_runs(home: Home) -> Non
     assert [await home.after(MINUTE) for _ in range(4)] == [1, 1, 0, 0]
 
 
-async def test_a_cron_without_room_is_tried_again(home: Home) -> None:
-    """A tenant at its limit, and a server that ends; nothing is lost, and nothing doubled."""
+async def test_a_cron_without_room_is_tried_again(
+    home: Home, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A tenant at its limit, and a server that ends; nothing is lost, and nothing doubled. The log
+    says once why no run starts.
+    """
     await home.add()
     home.state.server.tenants = Tenants(lambda: 0.0, Limits(programs=1))
     assert [await home.after(MINUTE) for _ in range(2)] == [1, 0]
     assert not await home.clock.start_due(home.now)
+    (record,) = caplog.records
+    assert "may have at most 1; end a program first" in record.getMessage()
     home.state.server.draining = True
     home.state.server.tenants = Tenants(lambda: 0.0)
     assert await home.after(0) == 0
