@@ -13,6 +13,7 @@ from typing import Any
 
 import aiomqtt
 from paho.mqtt.packettypes import PacketTypes
+from paho.mqtt.reasoncodes import ReasonCode
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wait_exponential_jitter
 
 from agentrt import tracking
@@ -45,20 +46,30 @@ _STEADY_S = 2 * _LONGEST_TAKEN_S
 begin with the shortest again.
 """
 _TAKEN_OVER = 142
+_NO_REASON = (0, 128)
+"""Reason codes of MQTT 5 that say nothing: a normal end, and an unspecified error. paho also makes
+the latter for a connection that breaks without a word.
+"""
 _REFUSED = (134, 135)
 """Reason codes of MQTT 5: bad user name or password, and not authorized."""
 NO_DELAY = ((socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),)
 """The socket option that disables Nagle's algorithm, which would add 40 ms to each round trip."""
 
 
-def _was_taken(error: BaseException | None) -> bool:
-    """Return whether a broker closed a connection because another client has the same id."""
+def _reason_of(error: BaseException | None) -> ReasonCode | None:
+    """Return the reason code with which a broker closed a connection; None if it gave no reason."""
     while error is not None:
         code = getattr(error, "rc", None)
-        if getattr(code, "value", code) == _TAKEN_OVER:
-            return True
+        if isinstance(code, ReasonCode) and code.value not in _NO_REASON:
+            return code
         error = error.__cause__
-    return False
+    return None
+
+
+def _was_taken(error: BaseException | None) -> bool:
+    """Return whether a broker closed a connection because another client has the same id."""
+    reason = _reason_of(error)
+    return reason is not None and reason.value == _TAKEN_OVER
 
 
 class _LogForwarder(logging.Handler):
@@ -251,16 +262,19 @@ class Connection:
         if lasted > _STEADY_S:
             self._breaks, self._has_warned = 0, False
         self._breaks += 1
-        if _was_taken(None if reading.cancelled() else reading.exception()):
+        error = None if reading.cancelled() else reading.exception()
+        if _was_taken(error):
             self._warn(self._taken)
             return backoff_s(_FIRST_TAKEN_S, self._breaks, _LONGEST_TAKEN_S)
-        if self._breaks >= _SUSPICIOUS and lasted < _QUICK_S:  # older brokers give no reason
-            self._warn(
-                f"the broker closes the connection repeatedly; another client may have the same id "
-                f"{self.identifier!r}; give each client its own id"
-            )
+        reason = _reason_of(error)
+        if self._breaks >= _SUSPICIOUS and lasted < _QUICK_S:
+            why = f"its reason is {str(reason)!r}"
+            if reason is None:  # as from older brokers
+                name = repr(self.identifier)
+                why = f"another client may have the same id {name}; give each client its own id"
+            self._warn(f"the broker closes the connection repeatedly; {why}")
         else:
-            self._fault = "the connection broke"
+            self._fault = "the connection broke" + ("" if reason is None else f": {reason}")
             log.info("broker %s: %s", self.broker, self._fault)
         if self._breaks == 1:
             return 0.0

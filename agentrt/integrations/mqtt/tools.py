@@ -418,14 +418,14 @@ class MqttTools(ToolTransport):
                 return
             if not call.is_idempotent:
                 call.assign(offering[0].name)
-        message = call.outgoing(asyncio.get_running_loop().time())
+        outgoing = call.outgoing(asyncio.get_running_loop().time())
         try:
-            self._connection.check_size(message)
+            self._connection.check_size(outgoing)
         except ValueError as error:
             text = f"tool {call.tool}: cannot send the arguments: {error}"
             call.fail(ToolArgumentsError(text, name=call.tool))
             return
-        self._connection.send(message, keep=False)
+        self._connection.send(outgoing, keep=False)
 
     def _cancel(self, call: _ToolAttempt) -> None:
         key, attempt = call.request.key or call.id, call.request.attempt

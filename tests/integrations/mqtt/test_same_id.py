@@ -57,14 +57,16 @@ async def pausing(broker: Broker) -> AsyncIterator[Pausing]:
 
 
 @asynccontextmanager
-async def telling_broker() -> AsyncIterator[Broker]:
-    """One that takes each client's connection away, and says that another client has its id."""
+async def telling_broker(goodbye: bytes = TAKEN_OVER) -> AsyncIterator[Broker]:
+    """One that takes each client's connection away, and says why: by default, that another client
+    has its id.
+    """
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read(1000)
         writer.write(CONNACK)
         await reader.read(1000)  # the first message
-        writer.write(TAKEN_OVER)
+        writer.write(goodbye)
         writer.close()
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
@@ -86,6 +88,19 @@ async def test_the_pauses_grow_and_one_line_says_why(caplog: pytest.LogCaptureFi
     [record] = caplog.records
     assert record.getMessage().startswith(f"broker {broker}: another client")
     assert "id 'same'" in record.getMessage()
+
+
+async def test_another_reason_of_the_broker_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    """Such as a message that its rules do not allow: some brokers then end the connection."""
+    not_allowed = b"\xe0\x02\x87\x00"
+    with caplog.at_level(logging.WARNING, "agentrt"):
+        async with telling_broker(not_allowed) as broker, pausing(broker) as ours:
+            ours.connection.send(Outgoing("here", b"", qos=1))
+            for _ in range(5):
+                await ours.pause()
+                ours.goes_on.set()
+    [record] = caplog.records
+    assert "repeatedly; its reason is 'Not authorized'" in record.getMessage()
 
 
 async def test_a_connection_that_is_taken_over_at_once_is_opened_again(

@@ -160,9 +160,9 @@ class Threads:
             if row is None or not all(is_open(q, row.interrupts, active) for q in questions):
                 return False
             await connection.execute(run_end)
-            changed = {"status": "busy" if active else "idle", "interrupts": {}}
-            times = {"updated_at": now, "state_updated_at": now}
-            await change_thread(connection, UUID(key), {**changed, **times})
+            changed: dict[str, Any] = {"status": "busy" if active else "idle", "interrupts": {}}
+            changed |= {"updated_at": now, "state_updated_at": now}
+            await change_thread(connection, UUID(key), changed)
         self._asks()
         return True
 
