@@ -108,8 +108,8 @@ def header_fault(name: str, value: str) -> str | None:
         return "a header's name has only letters, digits, and marks such as - and _"
     if value != value.strip():
         return "its value begins or ends with a blank or a line break; remove it"
-    if not (value.isascii() and value.isprintable()):
-        return "its value has a character that is not printable ASCII; remove or encode it"
+    if not value.isascii() or set("\0\n\v\f\r") & set(value):
+        return "its value has a line break, or a character that is not ASCII; remove or encode it"
     return None
 
 

@@ -173,7 +173,7 @@ def ask_server(
     if (fault := url_fault(url)) is not None:
         raise UsageError(f"--url {shown!r} is not an address of a server ({fault}); {advice}")
     base = url.rstrip("/").removesuffix("/v1").removesuffix("/dashboard")
-    if key is not None and header_fault("authorization", key) is not None:
+    if key is not None and (not key.isprintable() or header_fault("authorization", key)):
         raise UsageError(
             "--api-key: invalid API key; a key has only printable ASCII characters, and no blank "
             "at its beginning or end"
