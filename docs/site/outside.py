@@ -1,7 +1,8 @@
-"""Hooks of the site: pages of files outside ``docs/``, links to them, and the navigation.
+"""Hooks of the site: the pages of files outside ``docs/``, the links to these pages, and the
+navigation.
 
-README.md is the site's first page. Any other file that a page links to is a page below
-``source/``, so that no link leaves the site.
+README.md is the site's first page. Every other file to which a page links becomes a page below
+``source/``, so that no such link leaves the site.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ DOCS = ROOT / "docs"
 DECISIONS = DOCS / "adr"
 MERMAID = ROOT / ".clients" / "node_modules" / "mermaid" / "dist" / "mermaid.min.js"
 LINK = re.compile(r"\[([^\[\]]*)\]\(([^)\s#:]+)(#[^)\s]*)?\)")
-"""Its text, the file and the anchor."""
+"""A pattern of a link to a file. Its groups are the text, the file and the anchor."""
 FENCED = re.compile(r"^ *```.*?^ *```", re.MULTILINE | re.DOTALL)
 WIDE = re.compile(r'<pre class="mermaid"><code>stateDiagram.*?</pre>', re.DOTALL)
 UNSEARCHED = "---\nsearch:\n  exclude: true\n---\n\n"
@@ -31,7 +32,7 @@ LANGUAGES = {".ipynb": "json", ".py": "python", ".toml": "toml", ".json": "json"
 
 
 def uri_of(file: Path) -> str:
-    """Where the site has a file of the repository."""
+    """Return the URI of the page of a file of the repository."""
     path = file.relative_to(ROOT)
     if path == Path("README.md"):
         return "index.md"
@@ -43,7 +44,7 @@ def uri_of(file: Path) -> str:
 
 
 def linked(file: Path) -> Iterator[Path]:
-    """The files of the repository that a page links to."""
+    """Yield the files of the repository to which a page links."""
     if file.suffix in (".md", ".ipynb"):
         for _, link, _ in LINK.findall(FENCED.sub("", file.read_text("utf-8"))):
             target = (file.parent / link).resolve()
@@ -52,18 +53,22 @@ def linked(file: Path) -> Iterator[Path]:
 
 
 def outside() -> set[Path]:
-    """README.md, and what pages link to, one after the other, and is not in docs/."""
-    found, left = set[Path](), [ROOT / "README.md", *DOCS.glob("**/*.md")]
+    """Return the files outside ``docs/`` that get a page: README.md, and all files to which a page
+    of the site links.
+    """
+    reached, left = set[Path](), [ROOT / "README.md", *DOCS.glob("**/*.md")]
     while left:
         file = left.pop()
-        if file not in found:
-            found.add(file)
+        if file not in reached:
+            reached.add(file)
             left.extend(linked(file))
-    return {file for file in found if not file.is_relative_to(DOCS)}
+    return {file for file in reached if not file.is_relative_to(DOCS)}
 
 
 def page_text(file: Path) -> str:
-    """A file as Markdown: a notebook as its cells, other sources as they are, for no search."""
+    """Return a file as Markdown: a notebook as its cells, and any other source as a block of code,
+    which the search of the site leaves out.
+    """
     text = file.read_text("utf-8")
     if file.suffix == ".md":
         return text
@@ -74,28 +79,28 @@ def page_text(file: Path) -> str:
 
 
 def cell_text(cell: dict[str, Any]) -> str:
-    """A cell of a notebook as Markdown."""
+    """Return a cell of a notebook as Markdown."""
     text = "".join(cell["source"])
     return text if cell["cell_type"] == "markdown" else f"```python\n{text}\n```"
 
 
 def decisions() -> str:
-    """The page that lists them."""
+    """Return the page that lists the decisions (``docs/adr``)."""
     rows = (f"- [{title_of(page)}]({page.name})" for page in sorted(DECISIONS.glob("*.md")))
     return "\n".join(["# Decisions", "", *rows])
 
 
 def title_of(page: Path) -> str:
-    """Its first heading."""
+    """Return the first heading of a page."""
     return page.read_text("utf-8").split("\n", 1)[0].removeprefix("# ")
 
 
 ORIGINS: dict[str, Path] = {}
-"""The files of the repository that pages were made of, by the pages' uris."""
+"""The files outside ``docs/`` that have a page, by the URI of the page."""
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the pages of files outside docs/, and the script that draws Mermaid's pictures."""
+    """Add the pages of files outside ``docs/``, and the script that draws Mermaid's diagrams."""
     ORIGINS.clear()
     for file in sorted(outside()):
         uri = uri_of(file)
@@ -103,14 +108,14 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         files.append(File.generated(config, uri, content=page_text(file)))
     files.append(File.generated(config, "adr/index.md", content=decisions()))
     if not MERMAID.exists():
-        raise PluginError("Mermaid is missing, which draws pictures: .ci/setup-clients installs it")
+        raise PluginError("Mermaid, which draws diagrams, is not installed; run .ci/setup-clients")
     files.append(File.generated(config, "assets/mermaid.js", abs_src_path=str(MERMAID)))
     config.nav = filled(config.nav, files, json.dumps(config.nav))
     return files
 
 
 def filled(entry: Any, files: Files, named: str) -> Any:
-    """An entry of the navigation, with the pages that ``FOLDER/*`` stands for."""
+    """Return an entry of the navigation, in which ``FOLDER/*`` is replaced by pages (`below`)."""
     if isinstance(entry, dict):
         return {name: filled(value, files, named) for name, value in entry.items()}
     if not isinstance(entry, list):
@@ -125,14 +130,18 @@ def filled(entry: Any, files: Files, named: str) -> Any:
 
 
 def below(folder: str, files: Files, named: str) -> list[str]:
-    """The pages of a folder, its index first, without those that are named elsewhere."""
-    found = [one.src_uri for one in files.documentation_pages()]
-    pages = [uri for uri in found if posixpath.dirname(uri) == folder and f'"{uri}"' not in named]
+    """Return the pages of a folder, its index first, without the pages that the navigation
+    (``named``) names.
+    """
+    uris = [page.src_uri for page in files.documentation_pages()]
+    pages = [uri for uri in uris if posixpath.dirname(uri) == folder and f'"{uri}"' not in named]
     return sorted(pages, key=lambda uri: not uri.endswith("index.md"))
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Have links lead to the pages that the site has of files; a file's name becomes a title."""
+    """Change links to files into links to the pages of these files. If the text of a link is the
+    name of a Markdown file, the file's title replaces it.
+    """
     uri = page.file.src_uri
     origin = ORIGINS.get(uri, DOCS / uri)
 
@@ -142,7 +151,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         if not (target.exists() and target.is_relative_to(ROOT)):
             return link[0]
         if target.is_dir() and target != DECISIONS:
-            return text  # which has no page
+            return text  # a folder has no page
         there = posixpath.relpath(uri_of(target), posixpath.dirname(uri))
         named = text == target.name and target.suffix == ".md"
         return f"[{title_of(target) if named else text}]({there}{anchor})"
@@ -151,7 +160,9 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 
 def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Load Mermaid from the site, on the pages that need it; the theme would from elsewhere."""
+    """Load Mermaid from the site, on the pages that have diagrams. The theme would load it from
+    another host.
+    """
     if 'class="mermaid"' not in html:
         return html
     script = posixpath.relpath("assets/mermaid.js", page.url or ".")

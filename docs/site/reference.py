@@ -1,4 +1,6 @@
-"""Hooks of the site: the reference and the layers, of the code. Nothing of it is typed by hand."""
+"""Hooks of the site, which make the reference and the diagram of the import layers from the
+code.
+"""
 
 from __future__ import annotations
 
@@ -20,6 +22,8 @@ from agentrt.cli.app import app
 from agentrt.cli.options import RunOption
 from agentrt.integrations.mqtt.messages import (
     Announcement,
+    AnswerMessage,
+    AnswerOutcome,
     CallMessage,
     Cancel,
     ReplyMessage,
@@ -45,7 +49,7 @@ PYTHON = {
     "policies": ("Policies", "agentrt.scheduler.policies"),
     "routers": ("Routers", "agentrt.router"),
 }
-"""Pages of Python's names, and the module that each shows."""
+"""For each page of the Python reference, its title and the module that it shows."""
 
 SETTINGS = (
     "agentrt.scheduler.config.SchedulerConfig",
@@ -60,6 +64,8 @@ MESSAGES: dict[str, type[BaseModel]] = {
     "A cancellation": Cancel,
     "A reply": ReplyMessage,
     "An answer to a question of a tool": ToolAnswer,
+    "An answer to an open question": AnswerMessage,
+    "The reply to such an answer": AnswerOutcome,
 }
 
 
@@ -77,21 +83,21 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Draw the layers where the architecture is explained."""
+    """Add the diagram of the layers to the page on the architecture."""
     if page.file.src_uri != "architecture.md":
         return markdown
     return markdown.replace("\n## How a call runs", f"\n{layers()}\n\n## How a call runs")
 
 
 def layers() -> str:
-    """Return the packages in their layers, as the import contract has them."""
+    """Return a diagram of the packages in their layers, as the import contract lists them."""
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
-    [contract] = [
-        one
-        for one in settings["tool"]["importlinter"]["contracts"]
-        if one.get("containers") == ["agentrt"]
+    [layered] = [
+        contract
+        for contract in settings["tool"]["importlinter"]["contracts"]
+        if contract.get("containers") == ["agentrt"]
     ]
-    names = (", ".join(re.findall(r"\w+", row)) for row in contract["layers"])
+    names = (", ".join(re.findall(r"\w+", row)) for row in layered["layers"])
     boxes = " --> ".join(f'l{number}["{row}"]' for number, row in enumerate(names))
     close = '%%{init: {"flowchart": {"rankSpacing": 20, "padding": 8}}}%%'
     picture = f"```mermaid\n{close}\nflowchart TD\n    {boxes}\n```"
@@ -99,12 +105,14 @@ def layers() -> str:
 
 
 def shown(name: str) -> str:
-    """What mkdocstrings puts a class's or a module's docstrings in the place of."""
+    """Return the directive that mkdocstrings replaces by the docstrings of a class or a module."""
     return f"::: {name}\n"
 
 
 def python_page(title: str, module: str) -> str:
-    """The public names of a module. Engines have a public place of their own."""
+    """Return a page with the public names of a module. Its head says from where users import the
+    names: engines from `agentrt.engines`.
+    """
     homes = {name: getattr(engines, name).__module__ for name in engines.__all__}
     names = [name for name, home in homes.items() if f"{home}.".startswith(f"{module}.")]
     place = f"from agentrt.engines import {', '.join(names)}" if names else module
@@ -113,13 +121,13 @@ def python_page(title: str, module: str) -> str:
 
 
 def schemas() -> Iterator[str]:
-    """The messages of the MQTT protocol as JSON schemas."""
+    """Yield the JSON schema of each message of the MQTT protocol, under a heading."""
     for name, model in MESSAGES.items():
         yield f"## {name}\n\n```json\n{json.dumps(model.model_json_schema(), indent=2)}\n```"
 
 
 def command_pages() -> dict[str, str]:
-    """A page for each command, with those below it."""
+    """Return a page for each command, with its subcommands."""
     context = click.Context(app, info_name="agentrt")
     return {
         name: "\n\n".join(described(app.get_command(context, name), context, name, "#"))
@@ -130,7 +138,9 @@ def command_pages() -> dict[str, str]:
 def described(
     command: click.Command | None, parent: click.Context, name: str, heading: str
 ) -> Iterator[str]:
-    """A command: how to call it, what it does, its options, and the commands below it."""
+    """Yield the parts of a command's description: its usage, its help text, its options and its
+    subcommands.
+    """
     assert command is not None
     context = click.Context(command, info_name=name, parent=parent)
     yield f"{heading} {context.command_path}"
@@ -141,12 +151,14 @@ def described(
         rows = (f"<dt><code>{escape(a)}</code></dt><dd>{escape(b)}</dd>" for a, b in records)
         yield f'<dl class="options">{"".join(rows)}</dl>'
     if isinstance(command, click.Group):
-        for below in command.list_commands(context):
-            yield from described(command.get_command(context, below), context, below, "##")
+        for subname in command.list_commands(context):
+            yield from described(command.get_command(context, subname), context, subname, "##")
 
 
 def paragraphs(text: str) -> Iterator[str]:
-    """A help text; a part that click is told to leave as it is, by a backspace, is code."""
+    """Yield the paragraphs of a help text as Markdown. A paragraph that begins with a backspace, by
+    which click keeps its line breaks, becomes a block of code.
+    """
     for part in re.split(r"\n\s*\n", text.strip().replace("\f", "")):
         if part.lstrip().startswith("\b"):
             yield "```text\n" + part.lstrip().removeprefix("\b\n") + "\n```"
@@ -157,7 +169,7 @@ def paragraphs(text: str) -> Iterator[str]:
 def options_of(
     command: click.Command, context: click.Context
 ) -> Mapping[str, list[tuple[str, str]]]:
-    """A command's options under the headings of its ``--help``."""
+    """Return a command's options with their help texts, under the headings of its ``--help``."""
     groups: dict[str, list[tuple[str, str]]] = {}
     for option in command.get_params(context):
         record = option.get_help_record(context)
