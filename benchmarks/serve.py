@@ -247,7 +247,7 @@ class ServingBench:
             if not isinstance(server, AgentrtServer):
                 continue
             async with httpx.AsyncClient(timeout=_CALL_S) as client:
-                listed = (await client.get(f"{server.base_url}/sessions")).json()
+                listed = (await client.get(f"{server.base_url}/client-runs")).json()
             figures = {**server.footprint(), "programs": len(listed["data"])}
             self.footprints.add(name, turn, figures=figures)
 
@@ -270,8 +270,8 @@ class ServingBench:
                         )
                     else:
                         await run_program(client, name, began + seconds, turn)
-                        # Ends the program. vLLM's server has no sessions, and answers 404.
-                        await client.delete(f"sessions/{name}")
+                        # Ends the program. vLLM's server does not have this route, and answers 404.
+                        await client.delete(f"client-runs/{name}")
                     if time.perf_counter() >= began + seconds:
                         return
 

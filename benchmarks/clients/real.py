@@ -39,8 +39,7 @@ async def run(
 
     All servers run from the start, and their clients make calls in turns of a quarter of a minute,
     so that other work on the machine slows all servers equally. Between its turns, a server has no
-    calls.
-    If the run is cancelled, ``counted`` keeps the quarters that all servers have had.
+    calls. If the run is cancelled, ``counted`` keeps the quarters that all servers have had.
     """
     for name in names:
         counted[name] = Counted(minutes)
