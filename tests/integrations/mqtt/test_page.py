@@ -15,6 +15,7 @@ from agentrt.integrations.mqtt import Broker, read_broker
 from tests.integrations.mqtt.mosquitto import Mosquitto
 from tests.integrations.mqtt.processes import ROOT, workers
 from tests.integrations.mqtt.side import calling, until
+from tests.integrations.mqtt.test_questions import chooser, opened
 from tests.pages import blocks
 
 
@@ -64,7 +65,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Mosquitt
     run(*signed, "-in", request, "-CA", f"{ca}.pem", "-CAkey", f"{ca}.key", "-out", f"{server}.pem")
     passwords = folder / "passwords"
     passwords.touch(0o600)
-    for user in ("agent", "worker", "stranger"):
+    for user in ("agent", "worker", "human", "stranger"):
         run("mosquitto_passwd", "-b", passwords, user, f"{user}s own")
     [settings], [rules] = blocks("mqtt.md", "conf"), blocks("mqtt.md", "acl")
     (folder / "acl").write_text(rules)
@@ -113,6 +114,20 @@ async def test_a_worker_and_callers_with_tls_passwords_and_rules(
             await until(runs.exists)
             process.kill()
         await until(lambda: runs.read_text() == "waits\ncancelled\n")
+
+
+async def test_a_human_answers_with_tls_a_password_and_rules(
+    guarded: tuple[Mosquitto, Path],
+) -> None:
+    mosquitto, ca = guarded
+    agent, human = (
+        guarded_broker(mosquitto, user, f"{user}s own", ca) for user in ("agent", "human")
+    )
+    async with opened(agent, "agentrt", human) as (runtime, phone):
+        run = runtime.start(chooser)
+        _, question = await phone.next()
+        assert await phone.answer(question["id"], '{"answer": "red"}') == {"state": "answered"}
+        assert await run.wait() == "red"
 
 
 # paho leaves the socket of a handshake that failed to the garbage collector.

@@ -41,28 +41,37 @@ class Phone:
 
     async def answer(self, question: str, payload: str) -> Any:
         """What is said of an answer, by response topic and correlation data."""
-        reply = {"ResponseTopic": f"{self.root}/phone", "CorrelationData": b"7"}
+        reply = {"ResponseTopic": f"{self.root}/humans/phone", "CorrelationData": b"7"}
         said = properties(PacketTypes.PUBLISH, **reply)
         topic = f"{self.root}/questions/{question}/answers"
         await self.client.publish(topic, payload, qos=1, properties=said)
         while True:
             where, said = await self.next()
-            if where == "phone":
+            if where == "humans/phone":
                 return said
 
 
 @asynccontextmanager
-async def opened(broker: Broker, root: str) -> AsyncIterator[tuple[Runtime, Phone]]:
-    """A runtime with its questions at the broker, and somebody there. No task may be left."""
-    before = asyncio.all_tasks()
+async def opened(
+    broker: Broker, root: str, human: Broker | None = None
+) -> AsyncIterator[tuple[Runtime, Phone]]:
+    """A runtime with its questions at the broker, and somebody there, who may log in as another
+    user (``human``). No task may be left.
+    """
+    before, seen_by = asyncio.all_tasks(), human or broker
     async with Runtime(ScriptedExecutor(), ask_human=None) as runtime:
         board = MqttQuestions(broker, ServerQuestions(runtime))
         await board.open()
         try:
             async with aiomqtt.Client(
-                broker.host, broker.port, protocol=aiomqtt.ProtocolVersion.V5
+                seen_by.host,
+                seen_by.port,
+                username=seen_by.user,
+                password=seen_by.password,
+                protocol=aiomqtt.ProtocolVersion.V5,
+                tls_context=seen_by.context(),
             ) as client:
-                await client.subscribe([(f"{root}/questions/+", 1), (f"{root}/phone", 1)])
+                await client.subscribe([(f"{root}/questions/+", 1), (f"{root}/humans/phone", 1)])
                 yield runtime, Phone(client, root)
         finally:
             await board.close()
