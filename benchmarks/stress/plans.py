@@ -103,9 +103,9 @@ class CallPlan:
     The call's prompt repeats the beginning of its program's context (the share ``keeps`` of it),
     and then has ``fresh`` tokens of its own. ``stops_at`` is the index of the output token that
     stops the call, if this index is below the limit ``output``. The client aborts the call
-    ``gives_up_s`` seconds after the call was submitted (None: never). A
-    grammar takes ``grammar_s`` seconds to compile (None: for ever); ``grammar_ends`` says whether
-    the grammar then has an error or rejects the output.
+    ``gives_up_s`` seconds after the call was submitted (None: never). A grammar takes ``grammar_s``
+    seconds to compile (None: for ever); ``grammar_ends`` says whether the grammar then has an error
+    or rejects the output.
     """
 
     name: str
