@@ -92,6 +92,7 @@ def error_response(
 _MOST_WORDS = 400
 _CLIENT_GONE = 499
 _INTERNAL = 500
+_RETRIED, _RETRY_S = (429, 503), "5"
 _LOG = logging.getLogger(__name__)
 
 
@@ -194,8 +195,15 @@ def log_fault(status: int, error: BaseException) -> None:
 
 def describe(error: BaseException) -> tuple[int, dict[str, object], dict[str, str]]:
     """Return the status, the body (in OpenAI's format) and the headers of the answer for an error.
-    Errors of unknown types get status 500.
+    Errors of unknown types get status 500. Answers with status 429 and 503 have ``Retry-After``.
     """
+    status, body, headers = _described(error)
+    if status in _RETRIED and not any(name.lower() == "retry-after" for name in headers):
+        headers["retry-after"] = _RETRY_S
+    return status, body, headers
+
+
+def _described(error: BaseException) -> tuple[int, dict[str, object], dict[str, str]]:
     if isinstance(error, RequestValidationError):
         param, message = _first(error.errors())
         return 400, openai_error(400, message, param=param, code="invalid_value"), {}

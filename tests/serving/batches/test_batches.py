@@ -361,8 +361,10 @@ async def test_tenants_see_their_own_batches_only(tmp_path: Path) -> None:
 async def test_the_number_of_live_batches_is_limited(tmp_path: Path) -> None:
     async with serve_batches(tmp_path, kind=Held, limits=Limits(batches=1)) as server:
         batch = await server.batch(request("r"))
-        with pytest.raises(openai.RateLimitError, match="has 1 batches that have not ended"):
+        refusal = "has 1 batches that have not ended"
+        with pytest.raises(openai.RateLimitError, match=refusal) as refused:
             await server.batch(request("r"))
+        assert refused.value.response.headers["retry-after"] == "5"
         server.local.engine.go.set()
         await server.until(batch)
         await server.until(await server.batch(request("r")))

@@ -9,12 +9,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from fastapi import FastAPI
+from fastapi import FastAPI, HTTPException
 
 from agentrt.errors import EngineDiedError
 from agentrt.executors.vllm.entrypoints.models import open_frontend
 from agentrt.request import Call
-from agentrt.serving.error_responses import ApiError
+from agentrt.serving.error_responses import ApiError, describe
 from agentrt.serving.frontend.bounds import (
     LONGEST_PATTERN,
     MOST_CALLS,
@@ -67,6 +67,23 @@ async def test_a_dead_engine_gets_503_with_retry_after(path: str) -> None:
         assert (refused.status_code, refused.headers["retry-after"]) == (503, "5")
         assert "died" in error_of(path, refused)["message"]
         assert local.server.tenants.calls("default") == 0
+
+
+@pytest.mark.parametrize(
+    ("error", "seconds"),
+    [
+        (EngineDiedError("the engine died"), "5"),
+        (ApiError(503, "the database cannot be read"), "5"),
+        (ApiError(429, "too many"), "5"),
+        (HTTPException(503, "busy", {"Retry-After": "1"}), "1"),
+        (ApiError(400, "wrong"), None),
+    ],
+)
+def test_only_errors_that_may_pass_say_when_to_try_again(
+    error: Exception, seconds: str | None
+) -> None:
+    _, _, headers = describe(error)
+    assert [*headers.values()] == ([seconds] if seconds else [])
 
 
 @pytest.mark.parametrize("stream", [False, True])
