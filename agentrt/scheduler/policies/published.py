@@ -184,8 +184,8 @@ class TwoLevel(Policy):
     """A policy with two queues: calls enter a small staging queue in the order of their arrival,
     and leave it with the shortest prompt first.
 
-    The small staging queue limits the cost of comparing prompts, and how often a call with a long
-    prompt is overtaken.
+    Only the prompts in the small staging queue have to be compared. A long prompt in it can starve,
+    while calls with shorter prompts keep entering it.
     """
 
     name: ClassVar[str] = "two-level"
