@@ -146,10 +146,12 @@ class Run:
         return self.record is not None and self.record.parked
 
     def park(self) -> None:
-        """Stop the code of a program that waits. The program resumes from its journal later."""
+        """Stop the code of a program that waits. The program resumes from its journal later. Must
+        be called in the event loop of the run.
+        """
         assert self.record is not None
         self.left = self.record.parked = True
-        self.cancel()
+        cancel_until_ended(self)
 
     def cancel(self) -> None:
         """Stop the program. Its calls are aborted, and its DAG and its row are closed. Has no
@@ -193,3 +195,13 @@ def cancel_until_ended(run: Run) -> None:
     if run.task is not None and not run.task.done():
         run.cancel()
         asyncio.get_running_loop().call_later(_AGAIN_S, cancel_until_ended, run)
+
+
+def cancel_while_stale(run: Run, version: int) -> None:
+    """Cancel a run whose code began with the old ``version`` of the weights now, and again every
+    `_AGAIN_S` seconds until the code has ended. Must be called in the event loop of the run.
+    """
+    if run.weights_version == version and run.task is not None and not run.task.done():
+        run.stale_cancels += 1
+        run.cancel()
+        asyncio.get_running_loop().call_later(_AGAIN_S, cancel_while_stale, run, version)

@@ -17,7 +17,7 @@ from agentrt.executors.base import Executor
 from agentrt.executors.checkpoints import TensorStore
 from agentrt.files import expanded
 from agentrt.request.weights import PauseMode, check_mode
-from agentrt.runtime.run import Run
+from agentrt.runtime.run import Run, cancel_while_stale
 
 OnStale = Literal["wait", "end", "restart"]
 """The ways to treat programs that an update would make too stale: the update waits until they have
@@ -187,5 +187,5 @@ class _Bound:
             for run in self._stale():
                 if run.stale != "end":  # else an earlier update has ended the program
                     run.stale = self._on_stale
-                run.stale_cancels += 1
-                run.cancel()
+                assert run.weights_version is not None
+                cancel_while_stale(run, run.weights_version)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -278,6 +279,35 @@ async def test_programs_that_are_too_stale_run_again(runtime: Runtime) -> None:
     executor = runtime.executor
     assert isinstance(executor, Trained)
     assert len(executor.calls) == 2
+
+
+@pytest.mark.parametrize("on_stale", ["end", "restart"])
+async def test_a_program_that_ignores_its_cancellation_is_cancelled_again(
+    runtime: Runtime, on_stale: OnStale, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("agentrt.runtime.run._AGAIN_S", 0.01)
+    attempts = 0
+
+    @program
+    async def stubborn(ctx: Context) -> str:
+        nonlocal attempts
+        attempts += 1
+        if attempts == 2:
+            return "again"
+        for _ in range(3):
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.Event().wait()
+        await asyncio.Event().wait()
+        return ""
+
+    run = runtime.start(stubborn)
+    await turns()
+    await runtime.update_weights("v1", max_staleness=0, on_stale=on_stale)
+    if on_stale == "end":
+        with pytest.raises(StaleWeightsError):
+            await run.wait()
+    else:
+        assert await run.wait() == "again"
 
 
 @pytest.mark.parametrize("where", ["its own code", "a task", "nowhere"])

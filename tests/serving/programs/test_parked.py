@@ -16,7 +16,7 @@ from agentrt.serving import observability
 from agentrt.serving.programs import parked
 from tests.journal.killing import nodes
 from tests.serving.langgraph.postgres import cluster
-from tests.serving.programs.parking import Local, asks, of, served
+from tests.serving.programs.parking import WAIT_S, Local, asks, of, served
 
 
 async def metrics(local: Local) -> dict[str, str]:
@@ -172,6 +172,27 @@ async def test_an_answer_to_a_program_that_is_being_parked(tmp_path: Path) -> No
         assert not answering.done()
         may_leave.set()
         await answering
+        assert await local.done(run) == "yes"
+
+
+async def test_a_program_that_ignores_its_cancellation_is_parked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("agentrt.runtime.run._AGAIN_S", 0.01)
+
+    async def code(ctx: Context) -> str:
+        try:
+            return str(await ctx.human("go on?"))
+        except asyncio.CancelledError:
+            await asyncio.Event().wait()
+            raise
+
+    async with served(tmp_path / "j", of(code)) as local:
+        run = await local.started("main")
+        async with asyncio.timeout(WAIT_S):
+            await local.parked(run)
+        [question] = await local.questions()
+        await local.answer(question, "yes")
         assert await local.done(run) == "yes"
 
 

@@ -49,6 +49,7 @@ from agentrt.integrations.langgraph.graphs import (
 from agentrt.integrations.langgraph.inputs import ignored_keys
 from agentrt.integrations.langgraph.threads import thread_config
 from agentrt.program import Context, Program
+from agentrt.runtime.run import cancel_until_ended
 from agentrt.serving.background import Background
 from agentrt.serving.error_responses import failure
 from agentrt.serving.langgraph._compat import INTERRUPT, NULL_TASK, RESUME
@@ -399,7 +400,9 @@ class Execution:
             try:
                 await run.wait()
             except asyncio.CancelledError:
-                run.cancel()  # no effect if the program itself was cancelled, and has ended
+                # No effect if the program itself was cancelled, and has ended. A node may catch
+                # the cancellation and go on, so one may not be enough.
+                cancel_until_ended(run)
                 assert run.task is not None
                 await asyncio.wait([run.task])
                 raise

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import threading
 import weakref
@@ -20,7 +21,7 @@ from agentrt.serving.langgraph.database.threads import Threads
 from agentrt.serving.langgraph.runs.execution import Execution
 from agentrt.serving.langgraph.runs.streams import Action, LiveRun
 from agentrt.steady import Alarm
-from tests.serving.langgraph.graphs import GATES, TURN_S, Gated
+from tests.serving.langgraph.graphs import GATES, TURN_S, Gated, gate_graph
 from tests.serving.langgraph.runs.test_runs import IN, a_thread
 from tests.serving.langgraph.serve import Serving, serving
 
@@ -127,6 +128,61 @@ async def test_a_second_stop_does_not_interrupt_the_first(first: Action) -> None
     over.set()
     await task
     assert live.action == ("rollback" if first == "interrupt" else first)
+
+
+async def stubborn_at_first(state: Gated) -> dict[str, Any]:
+    """Go on when the run is stopped, some times."""
+    for _ in range(5):  # LangGraph itself cancels its nodes more than once
+        with contextlib.suppress(asyncio.CancelledError):
+            await GATES.passing(state["gate"])
+    await asyncio.Event().wait()
+    return {"steps": ["stubborn"]}
+
+
+async def stubborn(state: Gated) -> dict[str, Any]:
+    """Go on however often the run is stopped, until the test opens the gate."""
+    waiting = asyncio.create_task(GATES.passing(state["gate"]))
+    while not waiting.done():
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.shield(waiting)
+    await GATES.passing(f"{state['gate']} passed")
+    return {"steps": ["stubborn"]}
+
+
+async def beside(state: Gated) -> dict[str, Any]:
+    await asyncio.Event().wait()
+    return {}
+
+
+@pytest.mark.parametrize("action", ["interrupt", "rollback"])
+@pytest.mark.parametrize("node", [stubborn_at_first, stubborn])
+async def test_a_run_stops_although_a_node_ignores_the_cancellation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, action: Any, node: Any
+) -> None:
+    """The thread then takes the next run, and a node that runs on does not change the thread."""
+    monkeypatch.setattr("agentrt.runtime.run._AGAIN_S", 0.01)
+    graph = StateGraph(Gated).add_node("before", lambda _: {"steps": ["before"]})
+    graph.add_node("node", node).add_edge(START, "before").add_edge("before", "node")
+    if node is stubborn:
+        graph.add_node("beside", beside).add_edge("before", "beside")
+    with serving({"graph": graph, "gate": gate_graph()}, tmp_path / "a.db") as it:
+        async with get_client(url=it.url) as client:
+            thread, gate, next_gate = await a_thread(client), str(uuid4()), str(uuid4())
+            given: Any = {"gate": gate, "steps": ["in"]}
+            run = (await client.runs.create(thread, "graph", input=given))["run_id"]
+            await GATES.reached(gate)
+            await client.runs.cancel(thread, run, wait=True, action=action)
+            kept: Any = await client.threads.get(thread)
+            assert kept["status"] == ("interrupted" if action == "interrupt" else "idle")
+            if node is stubborn:
+                GATES.open(gate)
+                GATES.open(f"{gate} passed")
+                await GATES.reached(f"{gate} passed")
+            GATES.open(next_gate)
+            given = {"gate": next_gate, "steps": ["again"]}
+            done: Any = await client.runs.wait(thread, "gate", input=given)
+            before = ["in", "before"] if action == "interrupt" else []
+            assert done["steps"] == [*before, "again", "before", "waited", "after"]
 
 
 async def hold_on(state: Gated) -> dict[str, Any]:
