@@ -7,6 +7,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, Self
 
+from agentrt import tracking
 from agentrt.errors import UsageError
 from agentrt.interrupts.events import Event, Feed
 from agentrt.request import Reply
@@ -37,24 +38,24 @@ class ReplyStream(AsyncIterator[str]):
     several answers, the first), or over `deltas` to get all pieces.
 
     After the end of the stream, `reply` is the complete reply. Closing the stream aborts the call;
-    an ``async with`` block closes it at its end. Without such a block, a ``break`` does not close
-    the stream, and the call runs on until Python frees the stream or the program ends.
+    an ``async with`` block closes it at its end. Without such a block, a ``break`` closes the
+    stream if no variable refers to it. A stream in a variable can be read on after a ``break``, and
+    its call runs on until the stream is closed, the variable is gone or the program ends.
     """
 
     def __init__(self, pieces: Pieces, complete: Callable[[Reply], None] | None = None) -> None:
         """``pieces`` yields the chunks of the reply. ``complete`` is called with the complete
         reply.
         """
-        self._reply: Reply | None = None
-        self._complete = complete
-        self._deltas = self._read(pieces)
+        self._outcome = _Outcome(complete)
+        self._deltas = _read(pieces, self._outcome)
 
     @property
     def reply(self) -> Reply:
         """The complete reply. Raises `UsageError` before the end of the stream."""
-        if self._reply is None:
+        if self._outcome.reply is None:
             raise UsageError("the reply is not complete yet; read its stream to the end first")
-        return self._reply
+        return self._outcome.reply
 
     def deltas(self) -> AsyncIterator[Delta]:
         """Return an iterator over all pieces: text, reasoning and tool calls."""
@@ -76,17 +77,31 @@ class ReplyStream(AsyncIterator[str]):
     async def __aexit__(self, *error: object) -> None:
         await self.aclose()
 
-    async def _read(self, pieces: Pieces) -> AsyncGenerator[Delta, None]:
-        async with aclosing(pieces(self._ended)) as chunks:
-            async for chunk in chunks:
-                for choice in chunk.get("choices") or ():
-                    if delta := _delta(choice):
-                        yield delta
 
-    def _ended(self, reply: Reply) -> None:
-        self._reply = reply
+class _Outcome:
+    """The complete reply of a stream, or None before the end of the stream."""
+
+    def __init__(self, complete: Callable[[Reply], None] | None) -> None:
+        self.reply: Reply | None = None
+        self._complete = complete
+
+    def put(self, reply: Reply) -> None:
+        self.reply = reply
         if self._complete is not None:
             self._complete(reply)
+
+
+async def _read(pieces: Pieces, outcome: _Outcome) -> AsyncGenerator[Delta, None]:
+    # The generator does not refer to its `ReplyStream`, and so not to itself. Python frees the two
+    # as soon as the code has dropped them, and asyncio then closes the generator.
+    async with aclosing(pieces(outcome.put)) as chunks:
+        async for chunk in chunks:
+            for choice in chunk.get("choices") or ():
+                if delta := _delta(choice):
+                    yield delta
+
+
+tracking.add_stream(_read)
 
 
 def _delta(choice: Mapping[str, Any]) -> Delta | None:

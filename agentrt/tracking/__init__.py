@@ -9,6 +9,7 @@ frameworks whose tasks are not branches of a program, and `_compat` reads privat
 from __future__ import annotations
 
 from agentrt.tracking.current import current_scope, enter, enter_node, is_alone_in, outside, within
+from agentrt.tracking.frameworks import add_stream
 from agentrt.tracking.tasks import (
     TrackedTask,
     all_wait,
@@ -28,6 +29,7 @@ from agentrt.tracking.timers import DueTimer, hold_timers, release_timers
 __all__ = [
     "DueTimer",
     "TrackedTask",
+    "add_stream",
     "all_wait",
     "cancel_tasks",
     "current_scope",

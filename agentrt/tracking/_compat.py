@@ -8,15 +8,18 @@ changed.
 from __future__ import annotations
 
 import asyncio
+import gc
 import sys
 from asyncio import tasks
 from collections.abc import Callable, Sequence
-from types import CellType, FrameType
+from types import AsyncGeneratorType, CellType, FrameType
 from typing import Any
 
 PYTHON_VERSIONS = "3.11"
 STARTING_MODULES = frozenset({"asyncio.base_events", "asyncio.events", "asyncio.tasks"})
 """The modules of asyncio that call the task factory when code starts a task."""
+_CLOSING = "async_generator_athrow"
+"""The name of the type of ``generator.aclose()``."""
 EAGER_FACTORY: object = getattr(asyncio, "eager_task_factory", None)
 """The task factory that starts tasks eagerly; None before Python 3.12."""
 
@@ -85,7 +88,17 @@ def closes_generator(task: asyncio.Task[Any]) -> bool:
     """Return whether a task closes an asynchronous generator. Event loops start such a task for
     each generator that code has dropped before its end.
     """
-    return type(task.get_coro()).__name__ == "async_generator_athrow"
+    return type(task.get_coro()).__name__ == _CLOSING
+
+
+def closed_generator(coro: object) -> AsyncGeneratorType[Any, Any] | None:
+    """Return the asynchronous generator that the awaitable ``coro`` closes; None if ``coro`` closes
+    no generator.
+    """
+    if type(coro).__name__ != _CLOSING:
+        return None
+    referents = gc.get_referents(coro)
+    return next((each for each in referents if isinstance(each, AsyncGeneratorType)), None)
 
 
 def _innermost(coro: Any) -> FrameType | None:

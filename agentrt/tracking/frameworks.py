@@ -7,16 +7,17 @@ factory checks for every new task whether a registered module starts it.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
 from types import CodeType, FrameType
 from typing import Any
 
-from agentrt.tracking._compat import STARTING_MODULES
+from agentrt.tracking._compat import STARTING_MODULES, closed_generator
 
 _INTERNAL: set[str] = set()
 _INTERNAL_CODES: set[CodeType] = set()  # functions of these modules that were started as tasks
 _AWAITING: set[str] = set()
 _THREADS: set[CodeType] = set()
+_STREAMS: set[CodeType] = set()
 
 
 def add_internal(module: str) -> None:
@@ -36,6 +37,19 @@ def add_awaiting(module: str, *threads: Callable[..., Any]) -> None:
     """
     _AWAITING.add(module)
     _THREADS.update(function.__code__ for function in threads)
+
+
+def add_stream(function: Callable[..., AsyncGenerator[Any, None]]) -> None:
+    """Register a function whose generators do not run a program's own code. A task that closes such
+    a generator, which a program's code has dropped, is not a branch of the program.
+    """
+    _STREAMS.add(function.__code__)
+
+
+def closes_stream(coro: object) -> bool:
+    """Return whether ``coro`` closes a generator of a function that `add_stream` has registered."""
+    generator = closed_generator(coro)
+    return generator is not None and generator.ag_code in _STREAMS
 
 
 def is_internal(coro: Any) -> bool:

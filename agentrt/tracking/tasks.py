@@ -91,9 +91,14 @@ async def generators_closed(owner: object) -> None:
 
 
 def is_alone(owner: object) -> bool:
-    """Return whether the current task is the only open task of ``owner``."""
+    """Return whether the current task is the only open task of ``owner``. Tasks that close a stream
+    that the code has dropped do not count.
+    """
     me = asyncio.current_task()
-    return all(task is me or task.done() for task in family_of(owner))
+    return not any(
+        isinstance(task, TrackedTask) and task is not me and not task.done()
+        for task in family_of(owner)
+    )
 
 
 def is_stopped(task: asyncio.Task[Any]) -> bool:
@@ -313,6 +318,13 @@ class _Factory:
             if self.previous is None:
                 return asyncio.Task(coro, loop=loop, **kwargs)
             return self.previous(loop, coro, **kwargs)
+        if frameworks.closes_stream(coro):
+            # The end of the program waits for this task, but it has no place among the tasks that
+            # the program has started: Python and not the code decides when it starts.
+            with outside():
+                closing = asyncio.Task(coro, loop=loop, **kwargs)
+            scope.family.add(closing)
+            return closing
         if self.previous is not None and self.previous is EAGER_FACTORY:
             kwargs.setdefault("eager_start", True)
         if frameworks.awaits_at_once():

@@ -13,7 +13,17 @@ import pytest
 from agentrt import Context
 from agentrt.errors import ConfigError, UsageError
 from agentrt.program import Program
-from tests.journal.killing import World, begins, ended, ends, killed, live, lived, recorded_in
+from tests.journal.killing import (
+    World,
+    begins,
+    ended,
+    ends,
+    killed,
+    live,
+    lived,
+    program_of,
+    recorded_in,
+)
 
 ROUNDS = 4
 
@@ -71,6 +81,46 @@ async def test_killed_at_each_write(tmp_path: Path, after: bool) -> None:
         again = {one for one in seen if one in before}
         assert len([one for one in again if one.startswith("round")]) <= 2
     assert kills > 20
+
+
+async def leaves_streams(ctx: Context) -> Any:
+    """Streams that a break leaves, between tasks and in a loop with a checkpoint."""
+
+    async def words(of: str) -> list[str]:
+        async for piece in ctx.llm(of, stream=True):
+            return [piece, str(await ctx.llm(f"after {of}"))]
+        return []
+
+    said: list[Any] = await words("first")
+    checkpoint = ctx.checkpoint()
+    state: tuple[int, Any] = (0, said)
+    while (state := checkpoint(state))[0] < 2:
+        number, said = state
+        async for piece in ctx.llm(f"round {number}", stream=True):
+            said = [*said, piece]
+            break
+        both = await asyncio.gather(words(f"a{number}"), words(f"b{number}"))
+        state = (number + 1, [*said, *both])
+    return state
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+async def test_streams_that_are_left_do_not_change_a_resumed_program(
+    tmp_path: Path, after: bool
+) -> None:
+    """Killed at each write. Python closes the streams, as it frees them, beside the program."""
+    made = program_of(leaves_streams)
+    whole = await ended(tmp_path / "whole", made=made, given=None)
+    kills = 0
+    while True:
+        path, terms = tmp_path / str(kills), dict[str, Any](made=made, given=None, after=after)
+        if await live(path, World(), at=kills + 1, **terms) is not None:
+            break
+        kills += 1
+        run = await ended(path, made=made, given=None)
+        assert run.error is None
+        assert run.result == whole.result
+    assert kills > 5
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])

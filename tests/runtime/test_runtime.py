@@ -15,7 +15,7 @@ from agentrt.errors import AgentrtError, ConfigError, EngineStartError, UsageErr
 from agentrt.executors.chat_api import WORKS_FOR
 from agentrt.graph import NodeKind, NodeState
 from agentrt.interrupts.questions import Question, Questions
-from agentrt.request import Call
+from agentrt.request import Call, CallReport
 from agentrt.runtime.events import NodeEnded, ProgramStarted, RunEnded
 from agentrt.runtime.run import RunState
 from agentrt.scheduler import ProgramTotals
@@ -316,6 +316,44 @@ async def test_a_stream_that_is_left_early_aborts_its_call(runtime: Runtime) -> 
 
     run = runtime.start(streamed)
     assert await run.wait() == [NodeState.CANCELLED]
+
+
+class AbortsLater(ScriptedExecutor):
+    """An abort takes until the test allows its end."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda call: "one two three")
+        self.aborting, self.may_end = asyncio.Event(), asyncio.Event()
+
+    async def aborted(self, call_id: str) -> CallReport:
+        self.aborting.set()
+        await self.may_end.wait()
+        return await super().aborted(call_id)
+
+
+async def test_a_stream_that_no_variable_holds_is_closed_by_a_break() -> None:
+    """Its call is aborted at once. Closing it is no task of the program that a checkpoint would
+    refuse, and the end of the program waits for it.
+    """
+    executor = AbortsLater()
+
+    @program
+    async def streamed(ctx: Context) -> int:
+        checkpoint = ctx.checkpoint()
+        async for _ in ctx.llm("x", stream=True):
+            break
+        await executor.aborting.wait()
+        executor.aborting.clear()
+        async for _ in ctx.llm("y", stream=True).deltas():
+            break
+        await executor.aborting.wait()
+        asyncio.get_running_loop().call_soon(executor.may_end.set)
+        return checkpoint(1)
+
+    async with Runtime(executor) as runtime:
+        run = runtime.start(streamed)
+        assert await asyncio.wait_for(run.wait(), 60) == 1
+        assert [node.state for node in run.dag.nodes()] == [NodeState.CANCELLED] * 2
 
 
 async def test_after_names_a_parent_that_asyncio_cannot_show(runtime: Runtime) -> None:

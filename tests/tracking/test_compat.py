@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
 import pytest
@@ -129,3 +129,17 @@ async def test_which_tasks_go_on_in_the_next_turn() -> None:
         "`_fut_waiter`"
     )
     await asyncio.wait([waiting, moving])
+
+
+async def test_which_generator_a_task_closes_is_seen() -> None:
+    async def numbers() -> AsyncGenerator[int, None]:
+        yield 1
+
+    generator = numbers()
+    await anext(generator)
+    closing = generator.aclose()
+    assert _compat.closed_generator(closing) is generator, changed("the type of `aclose()`")
+    await closing
+    task = asyncio.sleep(0)
+    assert _compat.closed_generator(task) is None
+    await task
