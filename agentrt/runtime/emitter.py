@@ -50,6 +50,10 @@ from agentrt.runtime.tokens import WRITING, TokenLog, node_of_key
 from agentrt.tracking.scope import Scope
 
 T = TypeVar("T")
+_IN_A_THREAD = (
+    "A thread that asyncio.to_thread() started can pass the coroutine to "
+    "asyncio.run_coroutine_threadsafe() with the program's loop, and wait for its result()"
+)
 
 
 class LiveEmitter:
@@ -68,21 +72,22 @@ class LiveEmitter:
         if scope is None or scope.owner is not self.run:
             raise AgentrtError(
                 f"run {self.run.id}: {name!r} was called outside the tasks of this run; use ctx "
-                "only in the program that it was made for, and not in threads of your own"
+                f"only in the program that it was made for. {_IN_A_THREAD}"
             )
         return scope
 
     def scope_on_loop(self, name: str) -> Scope:
         """Return `own_scope`. Raises `AgentrtError` if the code runs on another event loop than the
-        run, because the front end, the engine and the journal wake tasks of the run's loop only.
+        run, because the front end, the engine, the journal, and whoever answers questions, sends
+        events or runs remote tools wake tasks of the run's loop only.
         """
         scope = self.own_scope(name)
         task = self.run.task
         if task is not None and asyncio.get_running_loop() is not task.get_loop():
             raise AgentrtError(
                 f"run {self.run.id}: {name!r} was called on another event loop than the program's; "
-                "await it in the program, and not with asyncio.run() in a thread. A thread can "
-                "pass it to asyncio.run_coroutine_threadsafe() with the program's loop"
+                "await it in the program, and not with asyncio.run() in a thread. "
+                f"{_IN_A_THREAD}"
             )
         return scope
 
@@ -205,12 +210,12 @@ class LiveEmitter:
             timeout=tool.options.timeout,
             before=before,
         )
-        scope = self.own_scope(tool.name)
+        # A tool that is a function of this process may itself emit nodes of this run. The tasks of
+        # other transports do not belong to the run.
+        inside = isinstance(transport, ThreadTransport)
+        scope = self.own_scope(tool.name) if inside else self.scope_on_loop(tool.name)
         with self._interrupted(NodeKind.TOOL, tool.name, scope, after, interrupt) as node:
             observer = _Observer(self, node, scope, tool.options.timeout)
-            # A tool that is a function of this process may itself emit nodes of this run. The
-            # tasks of other transports do not belong to the run.
-            inside = isinstance(transport, ThreadTransport)
             if inside:
                 return await services.attempts.run(request, transport, observer, slots)
             with tracking.outside():
@@ -260,8 +265,8 @@ class LiveEmitter:
         ``key`` is the id of the question. A resumed program passes the id that people have already
         seen; with None, a new id is made. ``timeout`` is in seconds.
         """
-        question = str(text)
-        return await self.ask(self.own_scope(question), question, form, timeout, after, key)
+        scope = self.scope_on_loop("human")
+        return await self.ask(scope, str(text), form, timeout, after, key)
 
     async def ask(
         self,
@@ -286,10 +291,10 @@ class LiveEmitter:
     async def event(self, feed: Feed, timeout: float | None, after: Iterable[Reply]) -> Event:
         """Wait at most ``timeout`` seconds for the next event. Raises the errors of `Feed.next`."""
         run, services = self.run, self.services
+        scope = self.scope_on_loop(feed.topic)
         services.feeds.setdefault(run.id, set()).add(feed)
         deadline = None if timeout is None else self.registry.clock() + timeout
         interrupt = Interrupt(services.events.name, deadline=deadline, attempt=1)
-        scope = self.own_scope(feed.topic)
         with (
             self._interrupted(NodeKind.EVENT, feed.topic, scope, after, interrupt),
             tracking.outside(),

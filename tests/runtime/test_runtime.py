@@ -14,6 +14,7 @@ from agentrt import Context, Reply, Runtime, node, program
 from agentrt.errors import AgentrtError, ConfigError, EngineStartError, UsageError
 from agentrt.executors.chat_api import WORKS_FOR
 from agentrt.graph import NodeKind, NodeState
+from agentrt.interrupts import Tool
 from agentrt.interrupts.questions import Question, Questions
 from agentrt.request import Call, CallReport
 from agentrt.runtime.events import NodeEnded, ProgramStarted, RunEnded
@@ -153,6 +154,58 @@ async def test_a_call_on_another_event_loop_is_refused(runtime: Runtime) -> None
     run = runtime.start(main)
     await run.wait()
     assert {each.kind for each in run.dag.nodes()} == {NodeKind.TOOL}
+
+
+async def test_what_another_event_loop_would_wait_for_for_ever_is_refused() -> None:
+    """Answers, events and results of remote tools arrive on the program's loop."""
+    remote = Scripted()
+    remote_tool = Tool("look", transport=remote)
+
+    @program
+    async def main(ctx: Context) -> None:
+
+        async def next_event() -> Any:
+            return await ctx.event("news")
+
+        def asks() -> Any:
+            return asyncio.run(ctx.human("go on?"))
+
+        def listens() -> Any:
+            return asyncio.run(next_event())
+
+        def runs_a_tool() -> Any:
+            return asyncio.run(ctx.tool(remote_tool))
+
+        for function in (asks, listens, runs_a_tool):
+            with pytest.raises(AgentrtError, match="on another event loop"):
+                await asyncio.to_thread(function)
+
+    async with Runtime(ScriptedExecutor(), ask_human=None, tools=[remote]) as runtime:
+        run = runtime.start(main)
+        await asyncio.wait_for(run.wait(), 60)
+        assert not list(run.dag.nodes())
+
+
+async def test_a_thread_makes_a_call_on_the_loop_of_its_program(runtime: Runtime) -> None:
+    """The errors of other ways name this one."""
+
+    @program
+    async def main(ctx: Context) -> str:
+        loop = asyncio.get_running_loop()
+
+        def refused() -> None:
+            asyncio.run(ctx.llm("x"))
+
+        def made() -> str:
+            return str(asyncio.run_coroutine_threadsafe(ctx.llm("x"), loop).result())
+
+        way_out = r"asyncio\.to_thread\(\) .* asyncio\.run_coroutine_threadsafe\(\)"
+        for thread in (asyncio.to_thread(refused), loop.run_in_executor(None, refused)):
+            with pytest.raises(AgentrtError, match=way_out):
+                await thread
+        return await asyncio.to_thread(made)
+
+    assert await runtime.start(main).wait() == "one two three"
 
 
 async def test_the_path_of_the_dag_reaches_the_scheduler(runtime: Runtime) -> None:
