@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -71,6 +72,37 @@ _server, _tenants, _events = Options("Server"), Options("Tenants"), Options("Eve
 @_server.file(
     "--ssl-keyfile",
     "PEM file of the certificate's private key.  [default: the file of --ssl-certfile]",
+)
+@_server.file(
+    "--ssl-ca-certs",
+    "PEM file of the authorities that sign the certificates of clients. Needs --ssl-cert-reqs.",
+)
+@_server.text(
+    "--ssl-cert-reqs",
+    "0|1|2",
+    "Whether clients need a certificate that an authority of --ssl-ca-certs has signed. 0: no; 1: "
+    "one that a client sends must be valid; 2: yes.",
+    type=click.IntRange(0, 2),
+    default=0,
+)
+@_server.file(
+    "--uds",
+    "Unix socket on which the server listens, in place of --host and --port. The permissions of "
+    "the file and of its folder say who may connect.  [default: none]",
+)
+@_server.text(
+    "--root-path",
+    "PATH",
+    "Path below which a proxy offers the server, such as /models. The server answers requests "
+    "with and without it, so the proxy may leave it in the path or remove it.  [default: none]",
+)
+@_server.several(
+    "--middleware",
+    "middleware",
+    "MODULE.NAME",
+    "ASGI middleware that each request passes before its key is checked: a class, or an async "
+    "function with the parameters request and call_next. May be repeated: a request passes the "
+    "last one first.",
 )
 @_server.several(
     "--served-model-name",
@@ -253,7 +285,13 @@ def serve(targets: tuple[str, ...], engine_flags: tuple[str, ...], **options: An
 
     check_kind(options["kind"], click.get_current_context(), engine_flags)
     job, fleet = read_job(targets, engine_flags, options), read_fleet(options)
-    listener = Listener(options["host"], options["port"], _certificate(options))
+    listener = Listener(
+        options["host"],
+        options["port"],
+        _certificate(options),
+        uds=options["uds"],
+        root_path=_root_path(options["root_path"]),
+    )
     try:
         return serve_job(job, fleet, listener)
     finally:
@@ -261,13 +299,41 @@ def serve(targets: tuple[str, ...], engine_flags: tuple[str, ...], **options: An
 
 
 def _certificate(options: dict[str, Any]) -> Certificate | None:
+    import ssl
+
     from agentrt.errors import UsageError
     from agentrt.serving.listen import Certificate
 
     chain, key = options["ssl_certfile"], options["ssl_keyfile"]
+    authorities, requests = options["ssl_ca_certs"], ssl.VerifyMode(options["ssl_cert_reqs"])
     if chain is None and key is not None:
         raise UsageError("--ssl-keyfile needs the certificate of the key; add --ssl-certfile FILE")
-    return None if chain is None else Certificate(chain, key)
+    if authorities is not None and not requests:
+        raise UsageError(
+            "--ssl-ca-certs has no effect without --ssl-cert-reqs; add --ssl-cert-reqs 2 to refuse "
+            "clients without a certificate"
+        )
+    if requests and authorities is None:
+        raise UsageError(
+            f"--ssl-cert-reqs {int(requests)} needs the authorities that sign the certificates of "
+            "clients; add --ssl-ca-certs FILE"
+        )
+    if requests and chain is None:
+        raise UsageError("--ssl-cert-reqs needs the server's certificate; add --ssl-certfile FILE")
+    return None if chain is None else Certificate(chain, key, authorities, requests)
+
+
+def _root_path(value: str | None) -> str:
+    """Return the path of ``--root-path`` without a slash at its end; "" for none."""
+    from agentrt.errors import UsageError
+
+    path = (value or "").rstrip("/")
+    if path and not re.fullmatch(r"(/[\w.~-]+)+", path, re.ASCII):
+        raise UsageError(
+            f"--root-path {value!r}: invalid path; use a slash and letters, digits, '-', '_', '.' "
+            "or '~', such as /models"
+        )
+    return path
 
 
 _KEYS: Lazy = {"new": (f"{__name__}:new", "Create a key for TENANT and print it.")}

@@ -6,21 +6,25 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import importlib
+import inspect
 import os
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, AsyncExitStack, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import uvloop
+from starlette.middleware.base import BaseHTTPMiddleware
 
 from agentrt.cli.engine_log import EngineLog, opened_output, start_engine
 from agentrt.cli.engines import NOTES, Fleet, engine_options, make_executor
 from agentrt.cli.execute import lent, make_room
-from agentrt.cli.faults import StoppedError
+from agentrt.cli.faults import ImportFailedError, StoppedError
 from agentrt.cli.journals import JournalPlan, describe_engine, opened_journal, server_journal
 from agentrt.cli.load import LoadedGraph, LoadedTarget, load_all, project_of
 from agentrt.cli.screen import Screen
@@ -105,6 +109,7 @@ class ServeJob:
     keep_alive_s: float = 10.0
     early_s: float = 25.0
     server_tools: Mapping[str, str] = field(default_factory=dict)
+    middleware: Sequence[Callable[[ASGIApp], ASGIApp]] = ()
 
 
 def read_job(targets: tuple[str, ...], flags: tuple[str, ...], options: dict[str, Any]) -> ServeJob:
@@ -164,6 +169,42 @@ def read_job(targets: tuple[str, ...], flags: tuple[str, ...], options: dict[str
         keep_alive_s=options["keep_alive"],
         early_s=options["early_answers"],
         server_tools=read_server_tools(options),
+        middleware=[load_middleware(name) for name in options["middleware"]],
+    )
+
+
+def load_middleware(name: str) -> Callable[[ASGIApp], ASGIApp]:
+    """Return the middleware with the import name ``name``, as a function that puts it around an
+    application. As under 'vllm serve', it is a class, or an async function with the parameters
+    ``request`` and ``call_next``.
+
+    Raises `UsageError` for a name of anything else, and `ImportFailedError` if the module raised an
+    error while it was imported.
+    """
+    module_name, dot, attribute = name.rpartition(".")
+    if not dot or not all(part.isidentifier() for part in name.split(".")):
+        raise UsageError(f"--middleware {name!r}: use the form MODULE.NAME, such as my_auth.Check")
+    try:
+        module = importlib.import_module(module_name)
+    except Exception as error:
+        missing = error.name if isinstance(error, ModuleNotFoundError) else None
+        if missing is not None and f"{module_name}.".startswith(f"{missing}."):
+            raise UsageError(
+                f"--middleware {name}: unknown module {missing!r}; install it into agentrt's "
+                "environment, or name its folder in PYTHONPATH"
+            ) from error
+        raise ImportFailedError(f"--middleware {name}") from error
+    value = getattr(module, attribute, None)
+    if inspect.isclass(value):
+        return cast("Callable[[ASGIApp], ASGIApp]", value)
+    if inspect.iscoroutinefunction(value):
+        return partial(BaseHTTPMiddleware, dispatch=value)
+    wrong = f"{module_name} has no {attribute!r}"
+    if value is not None:
+        wrong = f"{attribute} is of type {type(value).__name__}"
+    raise UsageError(
+        f"--middleware {name}: {wrong}; name a class of ASGI middleware, or an async function with "
+        "the parameters request and call_next"
     )
 
 
@@ -346,7 +387,7 @@ class Serving:
                     job.tools.asking(server.questions),
                 ):
                     with self._logged(fronts):
-                        await self._serve(server, self._traced(app), fronts, http)
+                        await self._serve(server, self._wrapped(app), fronts, http)
         finally:
             await runtime.close()
 
@@ -360,12 +401,15 @@ class Serving:
         hidden = getattr(flags, "disable_access_log_for_endpoints", None) or ""
         return logged_requests(say, {path.strip() for path in hidden.split(",")})
 
-    def _traced(self, app: ASGIApp) -> ASGIApp:
-        if self.job.traces is None:
-            return app
-        from agentrt.integrations.opentelemetry import RemoteParents
+    def _wrapped(self, app: ASGIApp) -> ASGIApp:
+        """Return the application inside the middleware of traces and of the user."""
+        if self.job.traces is not None:
+            from agentrt.integrations.opentelemetry import RemoteParents
 
-        return RemoteParents(app)
+            app = RemoteParents(app)
+        for middleware in self.job.middleware:
+            app = middleware(app)
+        return app
 
     def _server(
         self,
@@ -449,10 +493,12 @@ class Serving:
         if (journal := self.job.journal) is not None:
             say(f"calls, tools and answers of programs are recorded in {journal.place}")
         names = ", ".join([*server.models, *server.served]) or "no model, program or graph"
-        api = f"OpenAI API: {url}/v1" if server.models else "no model, so no OpenAI API"
+        base = url if self.listener.uds is None else self.listener.root_path
+        api = f"OpenAI API: {base}/v1" if server.models else "no model, so no OpenAI API"
         say(f"ready: serving {names} at {url} ({api})")
-        say(f"chat in a browser: {page}/")
-        say(f"dashboard in a browser: {page}/dashboard")
+        if self.listener.uds is None:
+            say(f"chat in a browser: {page}/")
+            say(f"dashboard in a browser: {page}/dashboard")
 
 
 def _place_of(database: str) -> str:

@@ -1,4 +1,5 @@
-"""Serve the application on a port, in the runtime's own event loop, and shut down gracefully.
+"""Serve the application on a port or a Unix socket, in the runtime's own event loop, and shut down
+gracefully.
 
 While the engine starts, which may take minutes, `StartingApp` answers. A health check gets status
 503 at once, which says that the server is alive and not ready yet. A request for metrics gets
@@ -22,7 +23,13 @@ from pathlib import Path
 from typing import Any, cast
 
 import uvicorn
-from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
+from starlette.responses import (
+    HTMLResponse,
+    JSONResponse,
+    PlainTextResponse,
+    RedirectResponse,
+    Response,
+)
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from agentrt.errors import ConfigError
@@ -46,10 +53,15 @@ _SPARE_FILES = 256
 class Certificate:
     """The PEM files of a server's TLS certificate. Without ``key``, the file ``chain`` has
     the key.
+
+    ``authorities`` is the PEM file of the authorities that sign the certificates of clients, and
+    ``requests`` says whether clients may or must have such a certificate.
     """
 
     chain: Path
     key: Path | None = None
+    authorities: Path | None = None
+    requests: ssl.VerifyMode = ssl.CERT_NONE
 
     def check(self) -> None:
         """Raise `ConfigError` for files that cannot be used."""
@@ -70,21 +82,49 @@ class Certificate:
             if self.key is not None:
                 options += f", --ssl-keyfile {self.key}"
             raise ConfigError(f"{options}: {why}") from error
+        if self.authorities is None:
+            return
+        try:
+            context.load_verify_locations(self.authorities)
+        except OSError as error:
+            why = "not certificates in PEM format"
+            if not isinstance(error, ssl.SSLError):
+                why = (error.strerror or str(error)).lower()
+            raise ConfigError(f"--ssl-ca-certs {self.authorities}: {why}") from error
 
 
 class Listener:
     """A bound port, with TLS if there is a ``certificate``. `serve` answers its connections.
 
-    Raises `ConfigError` for an unknown host, a port that is in use, or an invalid certificate.
+    With ``uds``, which is a path, the listener has a Unix socket in place of a port. ``root_path``
+    is a path below which clients and proxies may reach the server, such as /models; requests whose
+    path does not begin with it are answered, too.
+
+    Raises `ConfigError` for an unknown host, a port or a Unix socket that is in use, or an invalid
+    certificate.
     """
 
-    def __init__(self, host: str, port: int, certificate: Certificate | None = None) -> None:
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        certificate: Certificate | None = None,
+        *,
+        uds: Path | None = None,
+        root_path: str = "",
+    ) -> None:
         if certificate is not None:
             certificate.check()
         self.host = host
+        self.uds = uds
+        self.root_path = root_path
         self._certificate = certificate
-        self._socket = _bind(host, port)
-        self.port = int(self._socket.getsockname()[1])
+        if uds is None:
+            self._socket = _bind(host, port)
+            self.port = int(self._socket.getsockname()[1])
+        else:
+            self._socket, self.port = _bind_unix(uds), 0
+            self._inode = uds.stat().st_ino
         self._server: EmbeddedServer | None = None
         self._is_stopped = False
         self.ready = asyncio.Event()
@@ -92,9 +132,12 @@ class Listener:
 
     @property
     def url(self) -> str:
-        """The server's address for clients."""
+        """The server's address for clients: its URL, or unix: and the path of its Unix socket."""
+        if self.uds is not None:
+            return f"unix:{self.uds}"
         host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"{'http' if self._certificate is None else 'https'}://{host}:{self.port}"
+        scheme = "http" if self._certificate is None else "https"
+        return f"{scheme}://{host}:{self.port}{self.root_path}"
 
     @property
     def browser_url(self) -> str:
@@ -107,9 +150,11 @@ class Listener:
         """Serve ``app`` until `stop` is called. If cancelled, drop the requests in flight."""
         own = self._certificate
         config = uvicorn.Config(
-            app,
+            BelowPath(app, self.root_path) if self.root_path else app,
             ssl_certfile=None if own is None else own.chain,
             ssl_keyfile=None if own is None else own.key,
+            ssl_ca_certs=None if own is None or own.authorities is None else str(own.authorities),
+            ssl_cert_reqs=int(ssl.CERT_NONE if own is None else own.requests),
             http=bounded(TimeoutProtocol, bounds),
             ws=bounded(SocketProtocol, bounds),
             ws_max_size=min(bounds.message_bytes, bounds.body_bytes),
@@ -130,6 +175,8 @@ class Listener:
         try:
             await server.serve(sockets=[self._socket])
         except OSError as error:
+            if self.uds is not None:
+                raise _unix_error(self.uds, error) from error
             raise _port_error(self.host, self.port, error) from error
 
     @contextlib.asynccontextmanager
@@ -169,8 +216,39 @@ class Listener:
             self._server.should_exit = True
 
     def close(self) -> None:
-        """Free the port. Idempotent."""
+        """Free the port, or remove the Unix socket. Idempotent."""
         self._socket.close()
+        if self.uds is not None:
+            # Another server may have a socket of the same name by now.
+            with contextlib.suppress(FileNotFoundError):
+                if self.uds.stat().st_ino == self._inode:
+                    self.uds.unlink()
+
+
+class BelowPath:
+    """An ASGI application that also answers requests whose path begins with ``root``: ``app`` gets
+    the rest of the path.
+    """
+
+    def __init__(self, app: ASGIApp, root: str) -> None:
+        self._app, self._root = app, root
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        root = self._root
+        if scope["type"] == "http" and scope["path"] == root:
+            # The pages use paths that are relative to their own path.
+            query = scope["query_string"].decode("latin-1")
+            url = f"{root}/?{query}" if query else f"{root}/"
+            await RedirectResponse(url)(scope, receive, send)
+            return
+        if scope["type"] in ("http", "websocket") and scope["path"].startswith(f"{root}/"):
+            scope = {
+                **scope,
+                "path": scope["path"].removeprefix(root),
+                "raw_path": scope["raw_path"].removeprefix(root.encode()),
+                "app_root_path": root,  # Starlette puts it into the server's own URLs
+            }
+        await self._app(scope, receive, send)
 
 
 @contextlib.contextmanager
@@ -233,6 +311,38 @@ def _bind(host: str, port: int) -> socket.socket:
         bound.close()
         raise _port_error(host, port, error) from error
     return bound
+
+
+def _bind_unix(path: Path) -> socket.socket:
+    bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        if _is_abandoned(path):
+            path.unlink()
+        bound.bind(str(path))
+        bound.listen(0)
+    except OSError as error:
+        bound.close()
+        raise _unix_error(path, error) from error
+    return bound
+
+
+def _is_abandoned(path: Path) -> bool:
+    """Return whether a path is a Unix socket on which no process listens any more."""
+    if not path.is_socket():
+        return False
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
+        try:
+            client.connect(str(path))
+        except ConnectionRefusedError:
+            return True
+        except OSError:
+            return False
+    return False
+
+
+def _unix_error(path: Path, error: OSError) -> ConfigError:
+    reason = (error.strerror or str(error)).lower()
+    return ConfigError(f"--uds {path}: {reason}; name a file that does not exist, in a folder")
 
 
 def _port_error(host: str, port: int, error: OSError) -> ConfigError:

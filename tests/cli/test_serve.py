@@ -59,6 +59,17 @@ pytestmark = pytest.mark.usefixtures("clean_imports")
         (("--webhook-host", "http://a"), "--webhook-host 'http://a': invalid host"),
         (("--ssl-keyfile", "key.pem"), "--ssl-certfile"),
         (("--ssl-certfile", "no.pem"), "--ssl-certfile no.pem: no such file"),
+        (("--ssl-ca-certs", "ca.pem"), "--ssl-ca-certs has no effect without --ssl-cert-reqs"),
+        (("--ssl-cert-reqs", "2"), "add --ssl-ca-certs FILE"),
+        (("--ssl-cert-reqs", "1", "--ssl-ca-certs", "ca.pem"), "add --ssl-certfile FILE"),
+        (("--uds", "none/a.sock"), "--uds none/a.sock: no such file or directory"),
+        (("--uds", "."), "--uds"),
+        (("--root-path", "models"), "--root-path 'models': invalid path; use a slash"),
+        (("--root-path", "/a b"), "--root-path '/a b': invalid path"),
+        (("--middleware", "Check"), "use the form MODULE.NAME"),
+        (("--middleware", "no_such.Check"), "unknown module 'no_such'; install it"),
+        (("--middleware", "json.Check"), "--middleware json.Check: json has no 'Check'"),
+        (("--middleware", "json.dumps"), "--middleware json.dumps: dumps is of type function"),
         (("--speed", "5"), "options of vLLM go after --"),
         (("--", "--enable_log_requests"), "add --verbose before the --"),
         (("--model", "./none"), "no such folder"),
@@ -190,7 +201,7 @@ class Running:
 
 @contextmanager
 def running(
-    path: Path, *options: str, engine: str = "echoing", python: str = ""
+    path: Path, *options: str, engine: str = "echoing", python: str = "", address: str = ""
 ) -> Iterator[tuple[Running, str]]:
     """A server on a fork, or on this ``python``. If ``path`` is a folder, it serves no file."""
     files = () if path.is_dir() else (str(path),)
@@ -208,7 +219,8 @@ def running(
     watchdog = threading.Timer(WAIT_S, process.kill)
     watchdog.start()
     try:
-        yield one, one.until(r" at (http://127\.0\.0\.1:\d+) \(")[1]
+        address = re.escape(address) or r"http://127\.0\.0\.1:\d+[/a-z]*"
+        yield one, one.until(rf" at ({address}) \(")[1]
     finally:
         watchdog.cancel()
         process.kill()
@@ -240,6 +252,78 @@ def test_it_serves_until_a_signal_ends_it(write: Write) -> None:
         assert code == 128 + signal.SIGINT
         assert said.splitlines()[-1] == "stopped: all running requests have ended"
         assert "Traceback" not in said
+
+
+def test_a_server_on_a_unix_socket(
+    write: Write, tmp_path: Path, invoke: Invoke, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "agentrt.sock"
+    with socket.socket(socket.AF_UNIX) as killed:  # as a server that was killed leaves it
+        killed.bind(str(path))
+    options = ("--uds", str(path), "--verbose")
+    with running(write(TWO), *options, address=f"unix:{path}") as (one, _):
+        transport = httpx.HTTPTransport(uds=str(path))
+        with httpx.Client(transport=transport, base_url="http://localhost") as client:
+            body = {"input": "hello"}
+            answer = client.post("/v1/programs/one/runs", json=body, timeout=WAIT_S)
+            assert answer.json()["result"] == "hello"
+        one.until('"POST /v1/programs/one/runs HTTP/1.1" 200')
+        assert invoke("serve", "--uds", str(path)) == 2
+        assert f"--uds {path}: address already in use" in capsys.readouterr().err
+        one.process.send_signal(signal.SIGTERM)
+        code, said = one.end()
+        assert code == 128 + signal.SIGTERM
+        assert "in a browser" not in said
+        assert not path.exists()
+
+
+def test_a_server_below_a_path(write: Write) -> None:
+    with running(write(TWO), "--root-path", "/models/") as (one, url):
+        assert url.endswith("/models")
+        assert one.until("dashboard in a browser: (.*)")[1] == f"{url}/dashboard"
+        for base in (url, url.removesuffix("/models")):  # as a proxy leaves the path, or removes it
+            assert ask(base, "hello")["result"] == "hello"
+            assert httpx.get(f"{base}/health", timeout=WAIT_S).json() == {"status": "ok"}
+        page = httpx.get(url, follow_redirects=True, timeout=WAIT_S)
+        assert (page.status_code, str(page.url)) == (200, f"{url}/")
+        assert httpx.get(f"{url}x/health", timeout=WAIT_S).status_code == 404
+
+
+MIDDLEWARE = """
+from starlette.middleware.base import BaseHTTPMiddleware
+from starlette.responses import JSONResponse
+
+class Named(BaseHTTPMiddleware):
+    async def dispatch(self, request, call_next):
+        response = await call_next(request)
+        response.headers["x-named"] = request.headers.get("x-name", "none")
+        return response
+
+async def gate(request, call_next):
+    if request.url.path == "/v1/closed":
+        return JSONResponse({"closed": True}, 418)
+    return await call_next(request)
+"""
+
+
+def test_each_request_passes_the_middleware(
+    write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last one first, and all before the key is checked, as under 'vllm serve'."""
+    (tmp_path / "of_the_user.py").write_text(MIDDLEWARE)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("VLLM_API_KEY", "sk-mine")
+    options = ("--middleware", "of_the_user.gate", "--middleware", "of_the_user.Named")
+    with running(write(TWO), *options) as (_, url), httpx.Client(timeout=WAIT_S) as client:
+        client.headers["x-name"] = "me"
+        for path, status in (("closed", 418), ("programs", 401)):
+            answer = client.get(f"{url}/v1/{path}")
+            assert (answer.status_code, answer.headers["x-named"]) == (status, "me")
+        client.headers["authorization"] = "Bearer sk-mine"
+        body = {"input": "hello", "stream": True}
+        with client.stream("POST", f"{url}/v1/programs/one/runs", json=body) as streamed:
+            assert streamed.headers["x-named"] == "me"
+            assert "hello" in streamed.read().decode()
 
 
 def test_a_server_of_nothing_says_so(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import ssl
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
@@ -55,6 +56,40 @@ async def test_the_server_answers_only_over_tls(certificate: Certificate) -> Non
                 await stranger.get("/health")
 
 
+@pytest.mark.parametrize("requests", [ssl.CERT_OPTIONAL, ssl.CERT_REQUIRED])
+async def test_clients_need_a_certificate_of_an_authority(
+    certificate: Certificate, tmp_path: Path, requests: ssl.VerifyMode
+) -> None:
+    """An optional one must be valid, too. The server's certificate is its own authority here."""
+    made(tmp_path / "other.pem", tmp_path / "other.key", "-nodes")
+    own = replace(certificate, authorities=certificate.chain, requests=requests)
+
+    def client(listener: Listener, *files: Path | None) -> httpx.AsyncClient:
+        context = ssl.create_default_context(cafile=certificate.chain)
+        if files and files[0] is not None:
+            context.load_cert_chain(*files)
+        return httpx.AsyncClient(base_url=listener.url, verify=context, timeout=60)
+
+    async with Runtime(ScriptedExecutor()) as runtime:
+        server = Server(runtime, ("scripted",))
+        listener = Listener("127.0.0.1", 0, own)
+        async with (
+            opened_app(server, [observability]) as app,
+            listener.serving(app, server.bounds),
+            client(listener, certificate.chain, certificate.key) as known,
+            client(listener) as nobody,
+            client(listener, tmp_path / "other.pem", tmp_path / "other.key") as other,
+        ):
+            assert (await known.get("/health")).json() == {"status": "ok"}
+            with pytest.raises(httpx.TransportError):
+                await other.get("/health")
+            if requests is ssl.CERT_OPTIONAL:
+                assert (await nobody.get("/health")).json() == {"status": "ok"}
+            else:
+                with pytest.raises(httpx.TransportError):
+                    await nobody.get("/health")
+
+
 def test_a_chain_may_hold_its_key(certificate: Certificate, tmp_path: Path) -> None:
     assert certificate.key is not None
     both = tmp_path / "both.pem"
@@ -74,6 +109,8 @@ def test_files_that_cannot_be_used_are_refused_with_the_way_out(
         Certificate(certificate.chain): "not a certificate with its key",
         Certificate(tmp_path / "chain", locked): "the key has a password",
         Certificate(certificate.chain, locked.with_name("chain")): "not a certificate with its key",
+        replace(certificate, authorities=missing): f"--ssl-ca-certs {missing}: no such file",
+        replace(certificate, authorities=junk): f"--ssl-ca-certs {junk}: not certificates in PEM",
     }
     for case, why in cases.items():
         with pytest.raises(ConfigError, match=re.escape(why)):

@@ -20,6 +20,11 @@ _SERVERS = {
     "allowed_origins": "--cors-origin",
     "ssl_certfile": "--ssl-certfile",
     "ssl_keyfile": "--ssl-keyfile",
+    "ssl_ca_certs": "--ssl-ca-certs",
+    "ssl_cert_reqs": "--ssl-cert-reqs",
+    "uds": "--uds",
+    "root_path": "--root-path",
+    "middleware": "--middleware",
 }
 """Options of `vllm serve` for its HTTP server, with the option of `agentrt serve` for each.
 
@@ -27,8 +32,8 @@ Other commands have no HTTP server.
 """
 _MODELS = ("model_tag", "model")
 _NOT_HERE = (
-    *("headless", "api_server_count", "grpc", "grpc_port", "uds", "root_path", "middleware"),
-    *("ssl_ca_certs", "enable_ssl_refresh", "ssl_cert_reqs", "ssl_ciphers"),
+    *("headless", "api_server_count", "grpc", "grpc_port"),
+    *("enable_ssl_refresh", "ssl_ciphers"),
     *("allowed_methods", "allowed_headers", "allow_credentials"),
     *("scheduler_cls", "scheduling_policy"),
 )
