@@ -111,7 +111,7 @@ async def test_an_attempt_has_its_time_and_is_stopped_at_its_end() -> None:
 
 
 async def test_each_attempt_has_the_whole_time() -> None:
-    call = Call(Scripted(never, 7), timeout=0.01, retries=1, idempotent=True)
+    call = Call(Scripted(never, 7), timeout=0.1, retries=1, idempotent=True)
     assert await call.run() == 7
 
 

@@ -64,10 +64,12 @@ async def test_clients_need_a_certificate_of_an_authority(
     made(tmp_path / "other.pem", tmp_path / "other.key", "-nodes")
     own = replace(certificate, authorities=certificate.chain, requests=requests)
 
-    def client(listener: Listener, *files: Path | None) -> httpx.AsyncClient:
+    def client(
+        listener: Listener, chain: Path | None = None, key: Path | None = None
+    ) -> httpx.AsyncClient:
         context = ssl.create_default_context(cafile=certificate.chain)
-        if files and files[0] is not None:
-            context.load_cert_chain(*files)
+        if chain is not None:
+            context.load_cert_chain(chain, key)
         return httpx.AsyncClient(base_url=listener.url, verify=context, timeout=60)
 
     async with Runtime(ScriptedExecutor()) as runtime:

@@ -104,7 +104,9 @@ async def test_an_answer_that_cannot_be_read_fails_its_call_and_no_other(
         assert await other == "of session-0"
 
 
-async def test_a_notification_that_is_not_answered_delays_no_calls_for_ever() -> None:
+async def test_a_notification_that_is_not_answered_delays_no_calls_for_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The server does not answer that a call is cancelled, and then not that the session ends."""
     came = asyncio.Event()
 
@@ -116,7 +118,7 @@ async def test_a_notification_that_is_not_answered_delays_no_calls_for_ever() ->
             await never(exchange)
 
     async with raw_http() as server:
-        transport = McpTransport(http(server.url), lambda line: None, listed_within=0.05)
+        transport = McpTransport(http(server.url), lambda line: None)
         await transport.open()
         client = Client(transport, [])
         try:
@@ -130,6 +132,7 @@ async def test_a_notification_that_is_not_answered_delays_no_calls_for_ever() ->
                 assert await client.call("good") == "of session-0"
 
             server.instead |= {"tools/list": never, "DELETE": never}
+            monkeypatch.setattr(transport, "_listed_within", 0.05)
             del server.instead["notifications/cancelled"]
             with pytest.raises(ToolUnavailableError, match="did not list its tools"):
                 await transport.tools()
@@ -258,18 +261,21 @@ async def test_a_tool_that_is_gone_is_named_with_each_code(code: int) -> None:
             await client.call("bad")
 
 
-async def test_a_call_fails_although_the_server_lists_no_tools_meanwhile() -> None:
+async def test_a_call_fails_although_the_server_lists_no_tools_meanwhile(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """An error that names the tool is compared with the list of the tools."""
 
     async def call(exchange: Exchange) -> None:
         exchange.refuse(-32603, "bad is out of order")
 
     async with raw_http() as server:
-        transport = McpTransport(http(server.url), lambda line: None, listed_within=0.05)
+        transport = McpTransport(http(server.url), lambda line: None)
         await transport.open()
         try:
             tools: Any = {tool.name: tool for tool in await transport.tools()}
             server.instead |= {"tools/call": call, "tools/list": never}
+            monkeypatch.setattr(transport, "_listed_within", 0.05)
             async with asyncio.timeout(WAIT_S):
                 with pytest.raises(ToolFailedError, match="bad is out of order"):
                     await Client(transport, [], tools).call("bad")
