@@ -15,8 +15,8 @@ import pytest
 
 from tests.differential import ask
 from tests.differential.accepted import Accepted, accepted
-from tests.differential.ask import ANSWERS, Answers
-from tests.differential.compare import differences, same_events
+from tests.differential.ask import ANSWERS, LEAST_SAME, Said, streams
+from tests.differential.compare import differences
 from tests.differential.corpus import corpus
 from tests.engine.forked import forked_python
 
@@ -33,43 +33,37 @@ FLAGS = (
 NAMES = [case.name for case in corpus()]
 APIS = list(dict.fromkeys(name.partition("/")[0] for name in NAMES))
 ROWS = accepted()
-LEAST_SAME_STREAMS = 0.2
-"""Of each API's: an engine that is ahead of its reader joins tokens, so that others differ."""
 
 
 @pytest.fixture(scope="module")
-def answers(tmp_path_factory: pytest.TempPathFactory) -> tuple[Answers, Answers]:
-    """What stock said and what we said, by the request's name."""
+def said(tmp_path_factory: pytest.TempPathFactory) -> Said:
     folder = tmp_path_factory.mktemp("model")
     with forked_python(folder):
         asking = (sys.executable, "-m", ask.__name__, str(folder), sys.executable, *FLAGS)
         subprocess.run(asking, check=True)
-    said: tuple[Answers, Answers] = pickle.loads((folder / ANSWERS).read_bytes())
-    return said
+    return Said(*pickle.loads((folder / ANSWERS).read_bytes()))
 
 
 @pytest.mark.parametrize("api", APIS)
-def test_requests_are_answered_as_by_vllm(api: str, answers: tuple[Answers, Answers]) -> None:
-    stock, ours = answers
+def test_requests_are_answered_as_by_vllm(api: str, said: Said) -> None:
+    stock, ours, _ = said
     found = [(name, one) for name in _of(api) for one in differences(stock[name], ours[name])]
     meant = [each for each in found if any(row.excuses(*each) for row in ROWS)]
     assert [each for each in found if each not in meant] == []
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.requests[0])
-def test_what_the_page_says_differs_does(row: Accepted, answers: tuple[Answers, Answers]) -> None:
-    stock, ours = answers
+def test_what_the_page_says_differs_does(row: Accepted, said: Said) -> None:
+    stock, ours, _ = said
     assert any(
         row.excuses(name, one) for name in stock for one in differences(stock[name], ours[name])
     )
 
 
 @pytest.mark.parametrize("api", ["chat", "completions", "responses", "messages"])
-def test_streams_are_the_same_event_by_event(api: str, answers: tuple[Answers, Answers]) -> None:
-    stock, ours = answers
-    streams = [name for name in _of(api) if stock[name].events and ours[name].events]
-    same = [name for name in streams if same_events(stock[name], ours[name])]
-    assert len(same) >= LEAST_SAME_STREAMS * len(streams) > 0
+def test_streams_are_the_same_event_by_event(api: str, said: Said) -> None:
+    names = set(streams(said.stock, said.ours)).intersection(_of(api))
+    assert len(names & said.same) >= LEAST_SAME * len(names) > 0
 
 
 def _of(api: str) -> list[str]:
