@@ -23,6 +23,8 @@ _FLAGS = [
     "--disable-component-update",
     "--disable-sync",
 ]
+_STARTED_MS = 120_000
+"""Playwright gives a browser 30 s to start, which a busy machine may need."""
 
 
 def chromium() -> str:
@@ -41,7 +43,9 @@ async def opened_browser(*flags: str) -> AsyncIterator[Browser]:
     """A browser with an empty profile; ``flags`` beside those that all have."""
     path = chromium()
     async with async_playwright() as playwright:
-        browser = await playwright.chromium.launch(executable_path=path, args=[*_FLAGS, *flags])
+        browser = await playwright.chromium.launch(
+            executable_path=path, args=[*_FLAGS, *flags], timeout=_STARTED_MS
+        )
         try:
             yield browser
         finally:
