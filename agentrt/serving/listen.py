@@ -241,13 +241,12 @@ class BelowPath:
             url = f"{root}/?{query}" if query else f"{root}/"
             await RedirectResponse(url)(scope, receive, send)
             return
-        if scope["type"] in ("http", "websocket") and scope["path"].startswith(f"{root}/"):
-            scope = {
-                **scope,
-                "path": scope["path"].removeprefix(root),
-                "raw_path": scope["raw_path"].removeprefix(root.encode()),
-                "app_root_path": root,  # Starlette puts it into the server's own URLs
-            }
+        if scope["type"] in ("http", "websocket"):
+            # Starlette puts this path into the server's own URLs, such as those of agents (A2A).
+            scope = {**scope, "app_root_path": root}
+            if scope["path"].startswith(f"{root}/"):
+                scope["path"] = scope["path"].removeprefix(root)
+                scope["raw_path"] = scope["raw_path"].removeprefix(root.encode())
         await self._app(scope, receive, send)
 
 
@@ -331,13 +330,14 @@ def _is_abandoned(path: Path) -> bool:
     if not path.is_socket():
         return False
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
+        client.setblocking(False)  # a server that starts may accept no connections yet
         try:
             client.connect(str(path))
         except ConnectionRefusedError:
             return True
         except OSError:
             return False
-    return False
+        return False
 
 
 def _unix_error(path: Path, error: OSError) -> ConfigError:

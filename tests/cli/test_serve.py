@@ -284,6 +284,8 @@ def test_a_server_below_a_path(write: Write) -> None:
         for base in (url, url.removesuffix("/models")):  # as a proxy leaves the path, or removes it
             assert ask(base, "hello")["result"] == "hello"
             assert httpx.get(f"{base}/health", timeout=WAIT_S).json() == {"status": "ok"}
+            about = httpx.get(f"{base}/a2a/one/.well-known/agent-card.json", timeout=WAIT_S)
+            assert url in str(about.json())
         page = httpx.get(url, follow_redirects=True, timeout=WAIT_S)
         assert (page.status_code, str(page.url)) == (200, f"{url}/")
         assert httpx.get(f"{url}x/health", timeout=WAIT_S).status_code == 404
