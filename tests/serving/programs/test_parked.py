@@ -148,8 +148,11 @@ async def test_the_question_of_a_parked_program_may_be_a_reply(tmp_path: Path) -
         assert await local.done(run) == "yes"
 
 
-async def test_an_answer_to_a_program_that_is_being_parked(tmp_path: Path) -> None:
+async def test_an_answer_to_a_program_that_is_being_parked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The answer waits until no code of the program runs; clients see the run as parked."""
+    monkeypatch.setattr("agentrt.runtime.run._AGAIN_S", 3600.0)  # the test holds the program
     leaves, may_leave = asyncio.Event(), asyncio.Event()
 
     async def code(ctx: Context) -> str:
