@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any, Literal
@@ -194,7 +194,7 @@ def cancel_until_ended(run: Run) -> None:
     """
     if run.task is not None and not run.task.done():
         run.cancel()
-        asyncio.get_running_loop().call_later(_AGAIN_S, cancel_until_ended, run)
+        _later(run.task, cancel_until_ended, run)
 
 
 def cancel_while_stale(run: Run, version: int) -> None:
@@ -204,4 +204,12 @@ def cancel_while_stale(run: Run, version: int) -> None:
     if run.weights_version == version and run.task is not None and not run.task.done():
         run.stale_cancels += 1
         run.cancel()
-        asyncio.get_running_loop().call_later(_AGAIN_S, cancel_while_stale, run, version)
+        _later(run.task, cancel_while_stale, run, version)
+
+
+def _later(task: asyncio.Task[None], function: Callable[..., None], *arguments: Any) -> None:
+    """Call ``function`` after `_AGAIN_S` seconds, unless ``task`` has ended by then. A timer of an
+    ended task would keep its run in memory.
+    """
+    timer = asyncio.get_running_loop().call_later(_AGAIN_S, function, *arguments)
+    task.add_done_callback(lambda ended: timer.cancel())
