@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,10 @@ from agentrt.cli.run import accept_input, engine_group, human_options, output_gr
 from agentrt.cli.streams import say
 from agentrt.cli.values import read_value
 from agentrt.errors import JournalError, UsageError
+from agentrt.interrupts.answers import AnswerForm
+from agentrt.interrupts.schema import mistake_in
 from agentrt.journal import JournalOptions
-from agentrt.journal.analysis.forking import answer_of, base_of, fork_in
+from agentrt.journal.analysis.forking import answer_of, base_of, fork_in, schema_of
 from agentrt.journal.analysis.reading import History, find
 from agentrt.journal.codec import UnkeptError, dumps, loads
 from agentrt.journal.store import SQLiteStore
@@ -57,7 +60,8 @@ class _ForkCommand(RunCommand):
     "sets",
     "NODE=VALUE",
     "Replace the answer of a recorded node: JSON, or text if the recorded answer was text, or "
-    "@FILE as with 'run --input'. input=VALUE replaces the run's input. Nodes whose request "
+    "@FILE as with 'run --input'. The answer gets the type that the question asks for, or the type "
+    "of the recorded answer. input=VALUE replaces the run's input. Nodes whose request "
     "changes because of the new value run again, too. May be repeated.",
 )
 @_fork.file("--into", "Journal in which the fork is recorded.  [default: FILE]")
@@ -159,8 +163,35 @@ def _sets(old: History, sets: Sequence[str], code: Program) -> tuple[str, dict[s
             input_json = _input_json(code, read)
         else:
             place = find(old, name)
-            answers[place] = answer_of(old.nodes[place], read)
+            node = old.nodes[place]
+            answers[place] = answer_of(node, _fitting(read, schema_of(node), f"--set {name}"))
     return input_json, answers
+
+
+def _fitting(answer: Any, schema: Mapping[str, Any] | None, flag: str) -> Any:
+    """Return the new answer of a question as a value that fits the question's ``schema``, or as the
+    JSON text of such a text. Without a schema, or if the answer is already in its recorded form,
+    return it unchanged. Raises `UsageError` if the answer does not fit.
+    """
+    if schema is None or (isinstance(answer, dict) and "$" in answer):
+        return answer
+    values = [answer]
+    if isinstance(answer, str):
+        # A text may be written as a JSON string here, also if the schema allows every text.
+        quoted = [json.loads(answer)] if _is_quoted(answer) else []
+        values = [*quoted, AnswerForm(schema).parse(answer)]
+    mistakes = [mistake_in(value, schema) for value in values]
+    if None not in mistakes:
+        raise UsageError(f"{flag}: the answer does not fit the question: {mistakes[-1]}")
+    value = values[mistakes.index(None)]
+    return json.dumps(value) if isinstance(value, str) else value
+
+
+def _is_quoted(text: str) -> bool:
+    try:
+        return isinstance(json.loads(text), str)
+    except (ValueError, RecursionError):
+        return False
 
 
 def _input_json(code: Program, value: Any) -> str:

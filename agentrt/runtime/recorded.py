@@ -195,7 +195,8 @@ class Recorded:
         def ask(left: float | None) -> Awaitable[Any]:
             return self._live.human(text, form, left, after, key=key)
 
-        return await self._in_time(node, after, ask, timeout)
+        answer = await self._in_time(node, after, ask, timeout)
+        return form.accept(answer.value) if isinstance(answer, SetAnswer) else answer
 
     async def event(self, feed: Feed, timeout: float | None, after: Iterable[Reply]) -> Event:
         node = self._enter("event", feed.topic, {"topic": feed.topic})
@@ -725,6 +726,15 @@ def kept_context(context: SavedContext) -> dict[str, Any]:
 def read_context(kept: Mapping[str, Any]) -> SavedContext:
     """Return the context of a stored form."""
     return SavedContext(array("I", kept["token_ids"]), kept["model"])
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SetAnswer:
+    """The stored form of an answer of `agentrt journal fork --set`: a JSON ``value`` that fits the
+    question's schema. Only the program's code knows the type that the answer must have.
+    """
+
+    value: Any
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -278,6 +278,64 @@ def test_the_same_command_goes_on(journal: Path, prog: Path, runs: Run) -> None:
     assert reruns.json["results"] == [RESULT.replace("BRANCH", "TWIG")]
 
 
+TYPED = """
+from dataclasses import dataclass
+from datetime import date
+from pydantic import BaseModel
+from agentrt import tool
+
+class Approval(BaseModel):
+    ok: bool
+    until: date | None = None
+
+@dataclass
+class Seat:
+    row: int
+    free: bool = True
+
+@tool
+def seat():
+    return Seat(1)
+
+@program
+async def main(ctx):
+    found = await ctx.tool(seat)
+    some = ctx.uuid()
+    answer = await ctx.human("go on?", schema=list[Approval] | None)
+    again = await ctx.human("really?", schema=bool)
+    await ctx.sleep(0)
+    return [type(found).__name__, repr(found), type(some).__name__, repr(answer), repr(again)]
+"""
+
+
+def test_an_answer_that_is_set_has_the_type_of_the_recorded_answer(
+    write: Write, runs: Run, run_program: Run, tmp_path: Path
+) -> None:
+    """Of a question, it has the type that the code asks for, whatever was answered."""
+    answers = ["--human", "null", "--human", "no"]
+    assert run_program(TYPED, "--journal", tmp_path / "j", *answers).code == 0
+    forking: list[Any] = ["fork", tmp_path / "j", "main-1", tmp_path / "prog.py", "--at", "sleep"]
+    sets = ["--set", 'seat={"row": 7}', "--set", f"uuid={'0' * 32}", "--set", "0#3=yes"]
+    sets += ["--set", '0#2=[{"ok": true, "until": "2026-01-02"}]']
+    ran = runs(*forking, *sets, "--json")
+    approval = "[Approval(ok=True, until=datetime.date(2026, 1, 2))]"
+    seat = "Seat(row=7, free=True)"
+    assert ran.json["results"] == [["Seat", seat, "UUID", approval, "True"]]
+    diff = runs("diff", tmp_path / "j", "main-1", "main-1-fork-1", "--json").json
+    assert [each["node"] for each in diff["differences"]] == ["0#0", "0#1", "0#2", "0#3"]
+    shown = runs("show", tmp_path / "j", "main-1-fork-1", "--node", "0#2").out
+    assert 'answer: [{"ok": true, "until": "2026-01-02"}]' in shown
+    other = runs(*forking, "--set", 'seat="none"', "--json").json["results"]
+    assert other[0][:2] == ["str", "'none'"], "another kind of JSON value stays as it is"
+    for given, words in (
+        ('seat={"row": "x"}', "--set 0#0: tool seat: the recorded answer is a Seat, and this"),
+        ("uuid=7x", "the recorded answer is a UUID, and this value does not fit: "),
+        ('0#2=[{"ok": 7}]', "--set 0#2: the answer does not fit the question: "),
+    ):
+        refused = runs(*forking, "--set", given)
+        assert (refused.code, words in refused.said) == (2, True), refused.err
+
+
 def test_mistakes(journal: Path, write: Write, refused: Refused, tmp_path: Path) -> None:
     path = tmp_path / "prog.py"
     fork: list[Any] = ["journal", "fork", journal, "main-1", path]

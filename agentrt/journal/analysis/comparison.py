@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+from agentrt.journal.analysis.forking import SET_ANSWER
 from agentrt.journal.analysis.reading import REPLY, History
 from agentrt.journal.analysis.rendering import program_json, question_of, short
 from agentrt.journal.past import PastNode
@@ -72,7 +73,9 @@ def _answer(node: PastNode) -> str:
     return json.dumps(json.loads(node.end.outcome, object_hook=_without_costs))
 
 
-def _without_costs(value: dict[str, Any]) -> dict[str, Any]:
+def _without_costs(value: dict[str, Any]) -> Any:
+    if value.get("$") == SET_ANSWER:
+        return value["value"]
     if value.get("$") != REPLY:
         return value
     return {name: field for name, field in value.items() if name not in _OF_A_RUN}

@@ -19,6 +19,10 @@ from agentrt.journal.store import Store, clock_of, shift_of
 
 _FORK = re.compile(r"-fork-\d+$")
 _SETTABLE = ("call", "tool", "human", "event", "value")
+SET_ANSWER = "agentrt.runtime.recorded:SetAnswer"
+"""The type name of an answer that the resumed program converts. It is not imported, because the
+journal does not depend on the runtime.
+"""
 _SET = "the answer of a call (its text), a tool, a question, an event or a value"
 
 
@@ -117,7 +121,11 @@ def answer_of(node: PastNode, answer: Any) -> str:
     any other node, ``answer`` is a value or the JSON text of a value; a text that is not valid JSON
     stands for itself. If the old answer was a text, ``answer`` is the new text. Every new
     text may also be written as a JSON string. A dict with the key ``$`` is a value that is already
-    in its recorded form. Raises `UsageError` for an answer that cannot be set.
+    in its recorded form.
+
+    The resumed program converts the answer of a question with a schema to the type for which the
+    program asks. The answer of any other node gets the type of the recorded answer
+    (`_like_recorded`). Raises `UsageError` for an answer that cannot be set.
     """
     start, is_call = node.start, node.start.kind == "call"
     place_and_name = f"--set {start.node}: {start.kind} {start.name}"
@@ -136,9 +144,50 @@ def answer_of(node: PastNode, answer: Any) -> str:
         elif start.kind == "event":
             kind = "agentrt.interrupts.events:Event"
             answer = {"$": kind, "topic": start.name, "payload": answer}
+        elif schema_of(node) is not None:
+            answer = {"$": SET_ANSWER, "value": answer}
+        elif node.end is not None and node.state == DONE and start.kind != "human":
+            return dumps(_like_recorded(answer, node.end.outcome))
         return dumps(loads(json.dumps(answer)))
     except (UnkeptError, ValueError, RecursionError) as error:
         raise UsageError(f"{place_and_name}: {error}") from error
+
+
+def schema_of(node: PastNode) -> Mapping[str, Any] | None:
+    """Return the JSON schema of the answer to a question; None for a question without a schema and
+    for any other node.
+    """
+    schema = node.request.get("schema") if node.start.kind == "human" else None
+    return schema if isinstance(schema, Mapping) else None
+
+
+def _like_recorded(answer: Any, outcome: str) -> Any:
+    """Return a new answer, a JSON value, as a value of the type of the recorded answer. The answer
+    is returned unchanged if the recorded answer is plain JSON or cannot be read, if pydantic cannot
+    write its type as JSON, or if it is written as another kind of JSON value, such as a text in
+    place of an object.
+
+    Raises `ValueError` for an answer that does not fit the type.
+    """
+    from pydantic import TypeAdapter, ValidationError
+    from pydantic.errors import PydanticUserError
+    from pydantic_core import PydanticSerializationError, to_jsonable_python
+
+    try:
+        old = loads(outcome)
+        plain = to_jsonable_python(old)
+        if type(plain) is type(old) or type(plain) is not type(answer):
+            return answer
+        return TypeAdapter(type(old)).validate_json(json.dumps(answer))
+    except (UnkeptError, PydanticSerializationError, PydanticUserError):
+        return answer
+    except ValidationError as error:
+        mistake = error.errors(include_url=False)[0]
+        where = "".join(f"{part}: " for part in mistake["loc"])
+        raise ValueError(
+            f"the recorded answer is a {type(old).__name__}, and this value does not fit: "
+            f"{where}{mistake['msg']}"
+        ) from error
 
 
 def _is_more(request: Any, before: Any) -> bool:
