@@ -10,7 +10,14 @@ from functools import partial
 from typing import Any
 
 from agentrt import tracking
-from agentrt.errors import ConfigError, EngineDiedError, EngineStartError, NoRoomError
+from agentrt.errors import (
+    ConfigError,
+    EngineDiedError,
+    EngineError,
+    EngineStartError,
+    NoRoomError,
+    text_of,
+)
 from agentrt.executors.base import NO_ROOM_YET, Executor, Progress
 from agentrt.executors.replicas.replica import UP, Backoff, Replica, ReplicaState
 
@@ -116,7 +123,8 @@ class Supervisor:
     async def start(self, progress: Progress) -> None:
         """Start all replicas at the same time.
 
-        If a start fails, close all replicas and raise its error.
+        If a start fails, close all replicas and raise the error of the start. People are notified
+        of an error of the close.
         """
         self.open = True
         messages: dict[str, str] = {}
@@ -135,7 +143,10 @@ class Supervisor:
                 for replica in self._replicas:
                     group.create_task(start(replica))
         except BaseException as error:
-            await self.close()
+            try:
+                await self.close()
+            except Exception as closing_error:
+                self._notice(f"an engine could not be closed: {text_of(closing_error)}")
             if isinstance(error, BaseExceptionGroup):
                 raise error.exceptions[0] from None
             raise
@@ -143,7 +154,11 @@ class Supervisor:
             self._spawn(self._watch(replica))
 
     async def close(self) -> None:
-        """Close all engines, and stop all restarts and checks."""
+        """Close all engines, and stop all restarts and checks.
+
+        All engines are closed before an error is raised: the error of the engine that could not be
+        closed, or an `EngineError` that names all such engines.
+        """
         self.open = False
         self.signal_change()
         tasks, self._tasks = self._tasks, set()
@@ -151,7 +166,18 @@ class Supervisor:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks)
-        await asyncio.gather(*(replica.close() for replica in self._replicas))
+        closing = (replica.close() for replica in self._replicas)
+        results = await asyncio.gather(*closing, return_exceptions=True)
+        errors = [
+            (replica.name, result)
+            for replica, result in zip(self._replicas, results, strict=True)
+            if isinstance(result, BaseException)
+        ]
+        if len(errors) == 1:
+            raise errors[0][1]
+        if errors:
+            texts = (f"{name} could not be closed: {text_of(error)}" for name, error in errors)
+            raise EngineError("; ".join(texts)) from errors[0][1]
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         with tracking.outside():

@@ -163,10 +163,15 @@ class CoreClient(Executor):
 
     async def configure(self, config: SchedulerConfig) -> None:
         """Change the scheduler's settings. Raises `ConfigError` if the engine refuses them, for
-        example because calls are unfinished.
+        example because calls are unfinished, and `EngineDiedError` if the engine is not running or
+        dies.
         """
+        llm = self._engine()
         try:
-            await ask_scheduler(self._engine(), "configure", config.to_dict())
+            with _dying("it changed its settings"):
+                await ask_scheduler(llm, "configure", config.to_dict())
+        except EngineDiedError:
+            raise
         except Exception as error:
             raise ConfigError(f"the engine refuses these settings: {error}") from error
         self._scheduling = config

@@ -9,11 +9,12 @@ import asyncio
 import pytest
 
 from agentrt.engines import ReplicaSet
-from agentrt.errors import ConfigError, EngineStartError, NoRoomError
+from agentrt.errors import ConfigError, EngineError, EngineStartError, NoRoomError
 from agentrt.executors.base import NO_ROOM_YET, Progress
 from agentrt.executors.replicas import Backoff, ReplicaState
 from agentrt.request import CallReport
-from tests.executors.replicas.cast import TEXT, Cast, Mortal, call_of
+from agentrt.router import make_router
+from tests.executors.replicas.cast import AT_ONCE, TEXT, Cast, Mortal, call_of
 from tests.executors.replicas.conftest import Open
 
 
@@ -279,3 +280,37 @@ async def test_a_replica_comes_back_where_a_wait_of_its_engine_was_cancelled(
         await replicas.settled()
     assert replicas.replicas[0].state is ReplicaState.READY
     assert replicas.replicas[0].deaths == deaths
+
+
+class Stuck(Mortal):
+    """An engine that cannot be closed."""
+
+    async def close(self) -> None:
+        raise OSError(f"cannot close {self.info.model}")
+
+
+async def test_a_close_that_fails_leaves_no_other_engine_open_and_names_all_that_are() -> None:
+    """The error waits for the engines that take longer to close."""
+    for stuck, error, words in (
+        ([[], [Stuck(model="a")]], OSError, "^cannot close a$"),
+        (
+            [[Stuck(model="a")], [], [Stuck(model="b")]],
+            EngineError,
+            "^replica-0 could not be closed: cannot close a; replica-2 could not be .* b$",
+        ),
+    ):
+        cast = Cast(*stuck)
+        replicas = ReplicaSet(cast, len(cast.parts), make_router("least-used"), backoff=AT_ONCE)
+        await replicas.start(lambda message: None)
+        with pytest.raises(error, match=words):
+            await replicas.close()
+        assert all(mortal.closed for _, mortal in cast.made if not isinstance(mortal, Stuck))
+
+
+async def test_a_failed_start_is_raised_although_the_close_fails_too() -> None:
+    notices: list[str] = []
+    cast = Cast([Mortal(lame=True)], [Stuck(model="a")])
+    replicas = ReplicaSet(cast, 2, make_router("least-used"), notice=notices.append)
+    with pytest.raises(EngineStartError, match="no memory"):
+        await replicas.start(lambda message: None)
+    assert notices == ["an engine could not be closed: cannot close a"]

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from agentrt.errors import ConfigError, EngineDiedError
 from agentrt.executors.base import Chunk
 from agentrt.executors.vllm.engine import CoreClient
 from agentrt.request import Call
@@ -85,3 +87,22 @@ async def test_what_the_core_refuses_is_raised_to_all(monkeypatch: pytest.Monkey
     ends = [client.end_program(name) for name in "ab"]
     found = await asyncio.gather(*ends, return_exceptions=True)
     assert [str(one) for one in found] == ["ends", "ends"]
+
+
+async def test_settings_of_an_engine_that_is_dead_are_not_called_refused() -> None:
+    """The user must not look for a fault in settings that no engine has read."""
+    from vllm.v1.engine.exceptions import EngineDeadError
+
+    client, answers = Client(), [EngineDeadError(), Exception("3 calls are unfinished")]
+    with pytest.raises(EngineDiedError, match="the engine is not running"):
+        await client.configure(SchedulerConfig("fcfs"))
+
+    async def answer(*arguments: object) -> None:
+        raise answers.pop(0)
+
+    core: Any = SimpleNamespace(engine_core=SimpleNamespace(call_utility_async=answer))
+    client._llm = core
+    with pytest.raises(EngineDiedError, match="the engine died while it changed its settings"):
+        await client.configure(SchedulerConfig("fcfs"))
+    with pytest.raises(ConfigError, match="refuses these settings: 3 calls are unfinished"):
+        await client.configure(SchedulerConfig("fcfs"))
