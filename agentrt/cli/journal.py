@@ -13,10 +13,9 @@ from agentrt.cli.app import LazyGroup
 from agentrt.cli.journal_text import comparison_text, history_json, history_text, list_text
 from agentrt.cli.options import FilePath, FileText
 from agentrt.cli.streams import printable, show_json
-from agentrt.cli.values import check_output
+from agentrt.cli.values import check_output, write_dags
 from agentrt.errors import JournalError
 from agentrt.extras import install_command
-from agentrt.graph import write
 from agentrt.journal.analysis.comparison import comparison
 from agentrt.journal.analysis.reading import History, ReadingStore, find, histories, history
 from agentrt.journal.analysis.rendering import dag_of, program_json
@@ -191,4 +190,4 @@ def _write_dags(path: Path | None, *programs: History) -> None:
         return
     check_output("--dag", path, (".json", ".mmd"))
     dags = [dag_of(program) for program in programs]
-    write(dags[0] if len(dags) == 1 else dags, path)
+    write_dags(dags[0] if len(dags) == 1 else dags, path)

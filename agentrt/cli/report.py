@@ -16,9 +16,9 @@ from agentrt.cli.human import UnansweredError
 from agentrt.cli.plan import OpenQuestion
 from agentrt.cli.streams import reader_left, say, show, show_json
 from agentrt.cli.tables import print_report
+from agentrt.cli.values import write_dags
 from agentrt.errors import (
     CallRejectedError,
-    ConfigError,
     EngineDiedError,
     JournalError,
     JournalWriteError,
@@ -26,7 +26,6 @@ from agentrt.errors import (
     ProgramError,
     UsageError,
 )
-from agentrt.graph import write
 from agentrt.journal.analysis.rendering import short
 from agentrt.request.text import ReadsAsText
 from agentrt.runtime.run import Run, RunState
@@ -124,13 +123,9 @@ def _fault(run: Run, job: Job, log: EngineLog) -> str:
 
 
 def _write_dag(job: Job, runs: Sequence[Run]) -> None:
-    if job.dag is None:
-        return
-    dags = [run.dag for run in runs]
-    try:
-        write(dags[0] if len(dags) == 1 else dags, job.dag)
-    except OSError as error:
-        raise ConfigError(f"--dag {str(job.dag)!r}: {error.strerror or error}") from error
+    if job.dag is not None:
+        dags = [run.dag for run in runs]
+        write_dags(dags[0] if len(dags) == 1 else dags, job.dag)
 
 
 def _write_timeline(job: Job, runs: Sequence[Run]) -> None:

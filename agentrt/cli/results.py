@@ -177,8 +177,7 @@ def _diff_programs(
     from agentrt.batch.runner import journal_beside
     from agentrt.cli.journal import history_at
     from agentrt.cli.journal_text import comparison_text
-    from agentrt.cli.values import check_output
-    from agentrt.graph import write
+    from agentrt.cli.values import check_output, write_dags
     from agentrt.journal.analysis.comparison import comparison
     from agentrt.journal.analysis.rendering import dag_of
 
@@ -200,7 +199,7 @@ def _diff_programs(
             raise UsageError(f"{file} has no result of the input {item!r}, sample {sample}")
     first, second = histories
     if dag is not None:
-        write([dag_of(history) for history in histories], dag)
+        write_dags([dag_of(history) for history in histories], dag)
     if as_json:
         show_json(comparison(first, second))
     else:

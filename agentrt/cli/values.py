@@ -6,11 +6,14 @@ import math
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from agentrt import files
 from agentrt.cli.streams import typed
 from agentrt.errors import ConfigError, UsageError
+
+if TYPE_CHECKING:
+    from agentrt.graph import ExecutionDAG
 
 
 def read_input(text: str | None) -> Any:
@@ -72,6 +75,18 @@ def check_output(option: str, path: Path | None, suffixes: Sequence[str] = ()) -
         raise ConfigError(
             f"{where} is a database, such as a journal, and would be lost; name another file"
         )
+
+
+def write_dags(dags: ExecutionDAG | Sequence[ExecutionDAG], path: Path) -> None:
+    """Write execution graphs to the file of ``--dag``. Raises `ConfigError` if the file cannot be
+    written or has an unknown suffix.
+    """
+    from agentrt.graph import write
+
+    try:
+        write(dags, path)
+    except OSError as error:
+        raise ConfigError(f"--dag {str(path)!r}: {error.strerror or error}") from error
 
 
 def _read_file(path: Path, flag: str) -> Any:

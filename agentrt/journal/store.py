@@ -12,6 +12,7 @@ time to get the time of day, for queries in SQL.
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import sqlite3
 import threading
@@ -208,10 +209,10 @@ class SQLiteStore(Store):
             return JournalError(
                 f"journal {self.name} is locked by another program; wait until that program ends"
             )
-        return JournalError(
-            f"journal {self.name}: {text}; name a file that this user may open, in an existing "
-            "folder"
-        )
+        advice = "name a file that this user may open, in an existing folder"
+        if _is_full(error):
+            advice = "free some space or raise the limit, or name a file on another disk"
+        return JournalError(f"journal {self.name}: {text}; {advice}")
 
 
 def in_groups(changes: Iterable[Change]) -> Iterator[tuple[str, list[Sequence[Any]]]]:
@@ -245,6 +246,19 @@ def _is_damaged(error: Exception) -> bool:
     """Return whether SQLite could not read the file because its content is damaged."""
     code = getattr(error, "sqlite_errorcode", None)
     return code is not None and code & 0xFF in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+
+
+def _is_full(error: Exception) -> bool:
+    """Return whether a file could not be written because the disk, a quota or a limit on the size
+    of files is exhausted. For the latter two, SQLite reports a failed write.
+    """
+    if isinstance(error, OSError):
+        return error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+    return getattr(error, "sqlite_errorcode", None) in (
+        sqlite3.SQLITE_FULL,
+        sqlite3.SQLITE_IOERR_WRITE,
+        sqlite3.SQLITE_IOERR_SHMSIZE,
+    )
 
 
 def _corrupt(name: str, text: str) -> JournalError:

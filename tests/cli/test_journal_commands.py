@@ -354,6 +354,10 @@ def test_mistakes(journal: Path, write: Write, refused: Refused, tmp_path: Path)
         says=["has no node", "did you mean"],
     )
     refused("journal", "show", journal, "main-1", "--dag", "d.png", says=["--dag", ".mmd"])
+    (tmp_path / "full.mmd").symlink_to("/dev/full")
+    for show in (["show", journal, "main-1"], ["diff", journal, "main-1", "main-1"]):
+        dag = ["--dag", tmp_path / "full.mmd"]
+        refused("journal", *show, *dag, says=[f"--dag '{dag[1]}': No space left on device"])
     refused(*fork, says=["--at"])
     refused(*fork, "--at", "llm", says=["several nodes", "0#0, 0.0#0"])
     refused(*fork, "--at", "0#1", "--set", "tea", says=["--set 'tea'", "NODE=VALUE"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
 import sqlite3
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -247,6 +248,21 @@ async def test_a_disk_that_is_full(tmp_path: Path) -> None:
     assert run.result == 20
     # The call whose answer found no room is made again.
     assert len(world.calls.keys() & again.calls.keys()) == 1
+
+
+def test_a_disk_without_room_for_a_new_journal(tmp_path: Path) -> None:
+    """The file's name and folder are not at fault. The limit is one of a child process."""
+    child = os.fork()
+    if not child:
+        code = 1
+        try:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
+            SQLiteStore(tmp_path / "j")
+        except JournalError as error:
+            code = 0 if str(error).endswith("or name a file on another disk") else 2
+        finally:
+            os._exit(code)
+    assert os.waitpid(child, 0)[1] == 0
 
 
 @pytest.mark.parametrize("drops", [False, True])
