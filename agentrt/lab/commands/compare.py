@@ -38,7 +38,7 @@ from agentrt.cli.plan import Plan, Start
 from agentrt.cli.report import conclude
 from agentrt.cli.run import plan_of
 from agentrt.cli.signals import Drain, Interrupts
-from agentrt.cli.streams import say, show_json
+from agentrt.cli.streams import counted, say, show_json
 from agentrt.cli.values import check_output, read_input
 from agentrt.errors import UsageError
 from agentrt.executors.base import Chunk, ForwardingExecutor
@@ -77,6 +77,8 @@ from agentrt.scheduler.table import ProgramTotals
 _NAMES = "stock", "agentrt"
 _TITLES = "stock vLLM", "agentrt"
 _WAITS, _OUTSIDE = (QUEUED, ADMISSION, PREEMPTED), (TOOL, HUMAN, EVENT, OWN)
+_NAMED = 5
+"""Maximum number of programs that are named in a message."""
 _MEASURES = {"mean": "mean_jct_s", "median": "median_jct_s", "P95": "p95_jct_s"}
 
 
@@ -336,9 +338,14 @@ def _run(job: Job, plan: _Turns, options: dict[str, Any]) -> int:
         runs = outcome.runs
         if bad := [run for run in runs if run.state is not RunState.DONE]:
             return conclude(job, replace(outcome, runs=bad), screen.console, log, as_json=False)
-    each = [
-        read(runs[at : at + plan.size], plan.engine.tokens) for at in range(0, len(runs), plan.size)
-    ]
+    turns = [runs[at : at + plan.size] for at in range(0, len(runs), plan.size)]
+    each, left_out = read(turns, plan.engine.tokens)
+    if left_out:
+        names = ", ".join(left_out[:_NAMED]) + ", …" * (len(left_out) > _NAMED)
+        say(
+            f"left out, because no call was answered in one of their runs: {len(left_out)} of "
+            f"{counted(plan.size, 'program')} ({names})"
+        )
     past = plan.past
     past.open(plan.engine.info.history_key)
     if options["real"]:

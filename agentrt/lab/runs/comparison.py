@@ -163,21 +163,42 @@ def latencies(run: Sequence[ProgramRun]) -> list[float]:
     return [program.latency_s for program in run]
 
 
-def read(runs: Sequence[Run], tokens: Tokens) -> list[ProgramRun]:
-    """Read programs that ran together and have ended. Raises `ConfigError` for a program without
-    an answered call.
+def read(
+    turns: Sequence[Sequence[Run]], tokens: Tokens
+) -> tuple[list[list[ProgramRun]], Sequence[str]]:
+    """Read programs that ran together in each of ``turns``, in the same order, and have ended.
+    Return their runs in each turn, and the ids of the programs that are left out.
+
+    A program without an answered call in one of the turns is left out of all turns, so that each
+    turn has the same programs. Raises `ConfigError` if no program is left.
     """
-    zero, entries = min(run.started_at for run in runs), list[LocatedFields]()
-    for run in runs:
-        head = {"id": run.id, "type": run.type, "started_at": run.started_at}
-        entries.append(LocatedFields(run.id, to_json(run.dag) | {"program": head}))
-    shapes = {shape.program_id: shape for shape in dagfile.read(entries, "", UNSCALED, Notes())}
-    if silent := [run.id for run in runs if run.id not in shapes]:
+    shapes = [_shapes(runs) for runs in turns]
+    silent = {
+        at: run.id
+        for runs, known in zip(turns, shapes, strict=True)
+        for at, run in enumerate(runs)
+        if run.id not in known
+    }
+    if len(silent) == len(turns[0]):
         raise ConfigError(
             f"run {silent[0]} made no call that a model answered, so there is nothing to compare; "
             "compare programs that call a model"
         )
-    return [_read(run, shapes[run.id], tokens, zero) for run in runs]
+    each = []
+    for runs, known in zip(turns, shapes, strict=True):
+        loud = [run for at, run in enumerate(runs) if at not in silent]
+        zero = min(run.started_at for run in loud)
+        each.append([_read(run, known[run.id], tokens, zero) for run in loud])
+    return each, [silent[at] for at in sorted(silent)]
+
+
+def _shapes(runs: Sequence[Run]) -> dict[str, ProgramShape]:
+    """Return the shapes of the programs with an answered call, by their ids."""
+    entries = list[LocatedFields]()
+    for run in runs:
+        head = {"id": run.id, "type": run.type, "started_at": run.started_at}
+        entries.append(LocatedFields(run.id, to_json(run.dag) | {"program": head}))
+    return {shape.program_id: shape for shape in dagfile.read(entries, "", UNSCALED, Notes())}
 
 
 def _read(run: Run, shape: ProgramShape, tokens: Tokens, zero: float) -> ProgramRun:

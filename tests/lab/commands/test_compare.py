@@ -231,6 +231,40 @@ def test_each_program_gets_the_prepared_answers(
     assert [one["type"] for one in compared(capfd, *args)["stock"]] == ["asks"] * 3
 
 
+QUIET = """
+from agentrt import program
+
+seen = []
+
+@program
+async def quiet(ctx):
+    seen.append(ctx.run_id)
+    if len(seen) <= {calls}:
+        await ctx.llm(f"A question of {{ctx.run_id}}", max_tokens=12)
+"""
+
+
+@pytest.mark.parametrize(
+    ("calls", "how"), [(0, ()), (2, ("--real", "--repeat", "3"))], ids=["replayed", "real"]
+)
+def test_programs_without_calls_are_left_out_of_all_runs(
+    calls: int,
+    how: tuple[str, ...],
+    engines: Callable[[int], list[Engine]],
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """Also programs that make a call in one run only, because the runs are compared in pairs."""
+    engines(5)
+    (tmp_path / "quiet.py").write_text(QUIET.format(calls=calls))
+    mix = "search.py", "quiet.py", "quiet.py", 'graph.py={"text": "a"}', "search.py"
+    capfd.readouterr()
+    assert call(["compare", *mix, "--n", "1", "--json", *how]) == 0
+    out, err = capfd.readouterr()
+    assert [run["type"] for run in json.loads(out)["stock"]] == ["graph", "search", "search"]
+    assert "left out, because no call was answered in one of their runs: 2 of 5 programs (" in err
+
+
 def test_what_cannot_be_compared_is_refused(
     engines: Callable[[int], list[Engine]], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
