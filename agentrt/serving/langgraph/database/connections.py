@@ -541,12 +541,24 @@ def _unusable(address: Address, error: BaseException) -> ConfigError:
         advice = f"run: {install_command('postgres')}"
     elif address.file is None:
         advice = "check the address and the user, and that PostgreSQL runs there"
+    elif (code := _sqlite_code(error)) == sqlite3.SQLITE_CORRUPT:
+        advice = "restore an undamaged copy, or name another file (--database sqlite:FILE)"
+    elif code == sqlite3.SQLITE_NOTADB:
+        advice = "name another file (--database sqlite:FILE)"
     else:
         advice = (
             "name a file that can be written (--database sqlite:FILE), or set AGENTRT_DATA to a "
             "writable folder with enough space"
         )
     return ConfigError(f"--database {address}: {reason or first_line(error)}; {advice}")
+
+
+def _sqlite_code(error: BaseException) -> int | None:
+    """Return the primary code of an error of SQLite, also if SQLAlchemy has wrapped the error; None
+    for another error.
+    """
+    code = getattr(getattr(error, "orig", error), "sqlite_errorcode", None)
+    return None if code is None else code & 0xFF
 
 
 def _in_use(name: str) -> ConfigError:

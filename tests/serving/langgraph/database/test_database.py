@@ -87,10 +87,22 @@ async def test_a_missing_driver_is_named_with_the_way_to_install_it(
 async def test_a_file_of_something_else_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "notes.db"
     file.write_text("these are my notes, and they are more than a hundred bytes long " * 3)
-    with pytest.raises(ConfigError, match="not a database"):
+    with pytest.raises(ConfigError, match="not a database; name another file"):
         async with open_database(Address.parse(f"sqlite:{file}")):
             pass
     assert file.read_text().startswith("these are my notes")
+
+
+async def test_a_file_that_was_cut_off_is_called_damaged(tmp_path: Path) -> None:
+    """It may be written, and the disk has room: another copy is needed."""
+    address = Address.parse(f"sqlite:{tmp_path / 'a.db'}")
+    async with open_database(address):
+        pass
+    whole = (tmp_path / "a.db").read_bytes()
+    (tmp_path / "a.db").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(ConfigError, match="malformed; restore an undamaged copy, or name another"):
+        async with open_database(address):
+            pass
 
 
 async def test_a_database_that_may_be_read_only_is_refused(
