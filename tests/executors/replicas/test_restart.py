@@ -291,15 +291,16 @@ class Stuck(Mortal):
 
 async def test_a_close_that_fails_leaves_no_other_engine_open_and_names_all_that_are() -> None:
     """The error waits for the engines that take longer to close."""
-    for stuck, error, words in (
+    cases: list[tuple[list[list[Mortal]], type[Exception], str]] = [
         ([[], [Stuck(model="a")]], OSError, "^cannot close a$"),
         (
             [[Stuck(model="a")], [], [Stuck(model="b")]],
             EngineError,
             "^replica-0 could not be closed: cannot close a; replica-2 could not be .* b$",
         ),
-    ):
-        cast = Cast(*stuck)
+    ]
+    for parts, error, words in cases:
+        cast = Cast(*parts)
         replicas = ReplicaSet(cast, len(cast.parts), make_router("least-used"), backoff=AT_ONCE)
         await replicas.start(lambda message: None)
         with pytest.raises(error, match=words):
