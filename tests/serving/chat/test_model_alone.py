@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -100,3 +101,90 @@ async def test_a_key_keeps_conversations_in_the_tab_and_errors_stay(
         await other.goto(local.url)
         await expect(other.locator("#key")).to_be_visible()
         assert await other.evaluate("localStorage.length") == 0
+
+
+async def test_an_answer_that_is_left_goes_on_and_is_shown_again(
+    browser: Browser, tmp_path: Path
+) -> None:
+    """Another message waits for the answer, and replaces nothing."""
+    database = f"sqlite:{tmp_path / 'agentrt.db'}"
+    async with (
+        open_server(answer, kind=Held, apis=APIS, database=database) as local,
+        shown(browser, local.url) as page,
+    ):
+        engine: Any = local.engine
+        await say(page, "hi")
+        await engine.began.wait()
+        texts = page.locator("article .text")
+        await expect(texts.last).to_contain_text("Hello from")
+        await page.get_by_role("button", name="New conversation").click()
+        await expect(texts).to_have_count(0)
+        await page.locator("#threads button").click()
+        await expect(texts.last).to_contain_text("Hello from")
+        await expect(page.get_by_role("button", name="Stop")).to_be_enabled()
+        await say(page, "more")
+        await expect(page.locator("#hint")).to_have_text("This is sent when the run has ended.")
+        engine.go.set()
+        whole = ["hi", "Hello from the model", "more", "Hello from the model"]
+        await expect(texts).to_have_text(whole)
+        await expect(page.get_by_role("button", name="Send")).to_be_visible()
+        await page.reload()
+        await expect(texts).to_have_text(whole)
+
+
+async def test_a_page_that_is_left_keeps_the_part_of_the_answer(
+    browser: Browser, tmp_path: Path
+) -> None:
+    database = f"sqlite:{tmp_path / 'agentrt.db'}"
+    async with (
+        open_server(answer, kind=Held, apis=APIS, database=database) as local,
+        shown(browser, local.url) as page,
+    ):
+        engine: Any = local.engine
+        await say(page, "hi")
+        await engine.began.wait()
+        articles = page.locator("article")
+        await expect(articles.last).to_contain_text("Hello from")
+        await page.reload()
+        await expect(articles).to_have_count(3)
+        await expect(articles.nth(1)).to_contain_text("Hello from")
+        await expect(articles.last).to_have_attribute("data-who", "fault")
+        await expect(page.get_by_role("button", name="Send")).to_be_visible()
+        engine.go.set()
+
+
+async def test_two_tabs_on_a_conversation_lose_no_message(browser: Browser, tmp_path: Path) -> None:
+    """A message of either tab appears in both; also one that is sent during the other's answer."""
+    database = f"sqlite:{tmp_path / 'agentrt.db'}"
+    async with (
+        open_server(answer, kind=Held, apis=APIS, database=database) as local,
+        shown(browser, local.url) as page,
+    ):
+        engine: Any = local.engine
+        engine.go.set()
+        texts = page.locator("article .text")
+        await say(page, "one")
+        await expect(texts).to_have_text(["one", said := "Hello from the model"])
+        other = await page.context.new_page()
+        await other.goto(page.url)
+        others = other.locator("article .text")
+        await expect(others).to_have_count(2)
+        await say(page, "two")
+        whole = ["one", said, "two", said]
+        await expect(others).to_have_text(whole)
+        engine.go.clear()
+        engine.began.clear()
+        await say(other, "three")
+        await engine.began.wait()
+        await expect(texts).to_have_text([*whole, "three"])
+        third, engine.go = engine.go, asyncio.Event()
+        await say(page, "four")
+        await expect(others.filter(has_text="four")).to_be_visible()
+        third.set()
+        await expect(others).to_have_text([*whole, "three", said, "four"])
+        engine.go.set()
+        whole = [*whole, "three", said, "four", said]
+        await expect(texts).to_have_text(whole)
+        await expect(others).to_have_text(whole)
+        await page.reload()
+        await expect(texts).to_have_text(whole)

@@ -9,7 +9,7 @@ import { Composer, formOf, takesMessages } from "./composer.js";
 import { Conversation, titleOf } from "./conversation.js";
 import { Drawers } from "./drawers.js";
 import { Messages } from "./messages.js";
-import { complete, forget, isModelChat, keep, modelChat, models, newModelChat } from "./models.js";
+import { complete, forget, isModelChat, keep, keepAnswer, modelChat, models, newModelChat, watchChats } from "./models.js";
 import { isActive, isEmpty, pastOf, runsOf } from "./past.js";
 import { Runs } from "./runs.js";
 import { Threads } from "./threads.js";
@@ -17,6 +17,7 @@ import { welcome } from "./welcome.js";
 
 const HINT = "Enter sends, Shift+Enter begins a new line.";
 const ASKED = "This conversation asks you something. Answer it first, or choose “Write something else”.";
+const LEFT = "The page was left before the answer was whole. Edit your message to ask again.";
 const conversation = new Conversation();
 const messages = new Messages((id) => edit(id).catch(fault));
 const asks = new Asks((id, answer) => {
@@ -33,6 +34,8 @@ const threads = new Threads((id) => {
   location.hash = id;
 });
 const draw = oncePerFrame(show);
+// The answers of models that are in progress, by the id of the conversation, which may have been left.
+const answers = new Map();
 // `thread`: null for a new thread. `from`: the checkpoint to continue from. `run`: the id of the run
 // in progress. `control`: aborts the answer of a model. `waits`: the written message is sent when the
 // run ends. `drops`: another message may be written while a question is open. `lost`: the connection
@@ -174,14 +177,30 @@ async function openNew(isHere) {
 }
 
 async function openModelChat(id, isHere) {
-  const chat = modelChat(id);
-  if (!chat) throw new Error("This browser has no such conversation. Begin a new one.");
-  await useGraph(now.graphs.find((graph) => graph.isModel && graph.name === chat.model) ?? now.graph ?? now.graphs[0]);
+  const known = modelChat(id);
+  if (!known) throw new Error("This browser has no such conversation. Begin a new one.");
+  await useGraph(now.graphs.find((graph) => graph.isModel && graph.name === known.model) ?? now.graph ?? now.graphs[0]);
   if (!isHere()) return;
-  conversation.open({ values: { messages: chat.messages }, past: faultOf(chat) });
-  say(byId("title"), titleOf({ messages: chat.messages }) || "Conversation");
+  const control = answers.get(id)?.control ?? null;
+  Object.assign(now, { running: control !== null, control });
+  showModelChat(modelChat(id) ?? known);
   await runs.show(id);
   draw();
+}
+
+function showModelChat(chat) {
+  const answer = answers.get(chat.id)?.answer;
+  conversation.open({ values: { messages: chat.messages }, past: answer ? [] : faultOf(chat) });
+  if (answer?.content) conversation.say(answer);
+  say(byId("title"), titleOf(chat) || "Conversation");
+  draw();
+}
+
+// Shows what another tab has added to the conversations that this browser stores.
+function showStored() {
+  threads.refresh().catch(() => null);
+  const chat = isModelChat(now.thread) ? modelChat(now.thread) : null;
+  if (chat) showModelChat(chat);
 }
 
 const faultOf = ({ fault: text, messages: said }) => (text ? [{ kind: "fault", id: "fault", after: said.at(-1)?.id ?? null, text, isLast: true }] : []);
@@ -367,6 +386,7 @@ async function chat(message) {
   const said = [...conversation.messages, message];
   const answer = { type: "ai", id: newId(), content: "" };
   const control = new AbortController();
+  answers.set(id, { model: graph.name, said, answer, control });
   Object.assign(now, { thread: id, running: true, control });
   if (location.hash.slice(1) !== id) history.pushState(null, "", `#${id}`);
   conversation.open({ values: { messages: said } });
@@ -380,7 +400,7 @@ async function chat(message) {
   try {
     await complete({ id, model: graph.name, messages: said, signal: control.signal }, (piece) => {
       answer.content += piece;
-      if (id !== now.thread) return;
+      if (control !== now.control) return;
       conversation.say(answer);
       draw();
     });
@@ -388,13 +408,12 @@ async function chat(message) {
     if (error.status === 401) fault(error);
     if (error.name !== "AbortError") failed = error.message;
   }
-  const all = answer.content ? [...said, answer] : said;
-  keep(id, graph.name, all, failed);
+  answers.delete(id);
+  const chat = keepAnswer(id, graph.name, said, answer, failed);
   threads.refresh().catch(() => null);
-  if (id !== now.thread) return;
-  conversation.open({ values: { messages: all }, past: faultOf({ fault: failed, messages: all }) });
+  if (control !== now.control) return;
   Object.assign(now, { running: false, control: null });
-  draw();
+  showModelChat(chat);
   runs.show(id).catch(() => null);
   sendWaiting();
 }
@@ -485,6 +504,10 @@ byId("run-on").addEventListener("click", () => run({ input: null }));
 byId("latest").addEventListener("click", () => look(checkpoints.states[0]));
 byId("fault").lastElementChild.addEventListener("click", () => fault(null));
 window.addEventListener("hashchange", open);
+window.addEventListener("pagehide", () => {
+  for (const [id, { model, said, answer }] of answers) keepAnswer(id, model, said, answer, LEFT);
+});
+watchChats(showStored);
 watchServer((isThere) => {
   const isBack = isThere && !now.isThere;
   now.isThere = isThere;

@@ -40,17 +40,38 @@ export function modelChats() {
 export const modelChat = (id) => chats().find((chat) => chat.id === id) ?? null;
 export const newModelChat = (id) => `${PREFIX}${id}`;
 
+// Stores a conversation, and returns it.
 export function keep(id, model, messages, fault = null) {
   const others = chats().filter((chat) => chat.id !== id);
   const chat = { id, model, messages, fault, at: new Date().toISOString() };
   for (let most = MOST; most > 0; most = Math.floor(most / 2)) {
     try {
       storage().setItem(KEPT, JSON.stringify([chat, ...others].slice(0, most)));
-      return;
+      return chat;
     } catch {
       // The browser's storage is full: remove the oldest conversations.
     }
   }
+  return chat;
+}
+
+// Stores what the model answered to the last of the messages `said`, and returns the conversation.
+// Another tab may have continued the conversation meanwhile, or gone back to an earlier message.
+export function keepAnswer(id, model, said, answer, fault) {
+  const chat = modelChat(id);
+  const messages = (chat?.messages ?? said).filter((message) => message.id !== answer.id);
+  const at = messages.findIndex((message) => message.id === said.at(-1).id);
+  if (at < 0) return chat;
+  const isLast = at === messages.length - 1;
+  if (answer.content) messages.splice(at + 1, 0, answer);
+  return keep(id, model, messages, isLast ? fault : chat.fault);
+}
+
+// Calls `tell` after another tab has changed the stored conversations.
+export function watchChats(tell) {
+  window.addEventListener("storage", ({ key }) => {
+    if (key === KEPT || key === null) tell();
+  });
 }
 
 export function forget(id) {
