@@ -275,3 +275,59 @@ async def test_a_tenant_enters_a_key_and_sees_its_own_conversations(
             await expect(page.locator("#graph .node")).to_have_count(1)
             await expect(page.locator("#threads li")).to_have_count(1)
             await expect(page.locator("#threads")).not_to_contain_text("secret")
+
+
+async def test_a_key_that_is_wrong_or_expires_is_named_and_replaced(
+    browser: Browser, tmp_path: Path
+) -> None:
+    """A key with characters that no request can carry is refused where it is written."""
+    keys = ChangingKeys()
+    api, _, *more = APIS
+    with serving(
+        {"agent": agent_graph()},
+        tmp_path / "agentrt.db",
+        api,
+        keys,
+        *more,
+        executor=ObligingExecutor(),
+    ) as keyed:
+        async with shown(browser, keyed.url, expected="401") as page:
+            field = page.get_by_label("This server asks for an API key")
+            note = page.locator("#key-note")
+            await expect(field).to_be_focused()
+            await expect(note).to_have_text(
+                "The operator of the server has the key. It stays in this tab."
+            )
+            await field.fill("ключ")
+            await page.keyboard.press("Enter")
+            assert await field.evaluate("(field) => !field.checkValidity()")
+            await field.fill("wrong")
+            await page.keyboard.press("Enter")
+            refused = "The server does not accept this key. Enter another key."
+            await expect(note).to_have_text(refused)
+            await field.fill(" first ")
+            await page.keyboard.press("Enter")
+            await expect(page.get_by_role("heading", name="Talk to agent")).to_be_visible()
+            await say(page, "hi")
+            answers = page.locator("article .text")
+            await expect(answers).to_have_text(["hi", said("hi")])
+            await expect(page.locator("#threads li")).to_have_count(1)
+            await page.get_by_role("button", name="New conversation").click()
+            await expect(answers).to_have_count(0)
+            keys.known = {"second"}
+            await page.locator("#threads button").click()
+            await expect(note).to_have_text(refused)
+            await field.fill("second")
+            await page.keyboard.press("Enter")
+            await expect(answers).to_have_text(["hi", said("hi")])
+            await expect(page.locator("#key")).to_be_hidden()
+
+
+class ChangingKeys(PlainKeys):
+    """Keys of one tenant, which change while the server runs."""
+
+    def __init__(self) -> None:
+        self.known = {"first"}
+
+    def tenant_of(self, key: str) -> str | None:
+        return "acme" if key in self.known else None

@@ -205,6 +205,55 @@ async def test_an_answer_whose_run_does_not_start_is_shown_in_another_conversati
         await expect(page.locator(".ask p")).to_have_text("approve tea?")
 
 
+@pytest.mark.parametrize("is_back", [True, False], ids=["server back", "chosen again"])
+async def test_a_conversation_that_did_not_load_is_loaded_again(
+    it: Serving, browser: Browser, is_back: bool
+) -> None:
+    """By itself when the server is back, or when its row is chosen again."""
+    async with shown(browser, it.url, expected="Failed to load resource") as page:
+        await say(page, "hello")
+        articles = page.locator("article .text")
+        await expect(articles).to_have_text(["hello", said("hello")])
+        thread = await _thread(page)
+        await page.get_by_role("button", name="New conversation").click()
+        await expect(articles).to_have_count(0)
+        alert = page.get_by_role("alert")
+
+        async def fail(route: Any) -> None:
+            await (route.abort() if is_back else route.fulfill(status=503, json={"detail": "busy"}))
+
+        paths = [f"**/threads/{thread}", "**/health"] if is_back else [f"**/threads/{thread}"]
+        for path in paths:
+            await page.route(path, fail)
+        await _row(page, thread).click()
+        await expect(alert).to_be_visible()
+        if is_back:
+            await expect(page.locator("#status")).to_have_text("no server; trying again")
+        for path in paths:
+            await page.unroute(path)
+        if not is_back:
+            await _row(page, thread).click()
+        await expect(articles).to_have_text(["hello", said("hello")])
+        await expect(alert).to_be_hidden()
+
+
+async def test_a_list_of_graphs_that_did_not_load_is_loaded_again(
+    it: Serving, browser: Browser
+) -> None:
+    """The server died between the page and its first request."""
+    async with shown(browser, it.url, expected="Failed to load resource") as page:
+        for path in ("**/assistants/search", "**/health"):
+            await page.route(path, lambda route: route.abort())
+        await page.reload()
+        await expect(page.get_by_role("alert")).to_be_visible()
+        await expect(page.locator("#status")).to_have_text("no server; trying again")
+        for path in ("**/assistants/search", "**/health"):
+            await page.unroute(path)
+        await expect(page.get_by_role("heading", name="Talk to agent")).to_be_visible()
+        await say(page, "hello")
+        await expect(page.locator("article").last).to_have_text(said("hello"))
+
+
 async def _thread(page: Page) -> str:
     """The id of the open conversation's thread."""
     current = page.locator("#threads li:has([aria-current=true])")

@@ -351,6 +351,42 @@ async def test_it_asks_for_a_key_where_one_is_needed(browser: Browser) -> None:
     assert keys == [None, "Bearer secret"]
 
 
+async def test_a_link_to_a_program_is_followed_after_the_key(browser: Browser) -> None:
+    """A wrong key is named, and the graph of the linked program is loaded with the right one."""
+
+    async def check(route: Any) -> None:
+        has_key = route.request.headers.get("authorization") == "Bearer secret"
+        await (route.continue_() if has_key else route.fulfill(status=401))
+
+    gates.close()
+    async with Runtime(ScriptedExecutor()) as runtime, dashboard(runtime) as url:
+        run = runtime.start(grower)
+        async with watched(browser, f"{url}#{run.id}", check=check, expected="401") as page:
+            await page.locator("#key input").fill("wrong")
+            await page.keyboard.press("Enter")
+            await expect(page.locator("#key-note")).to_have_text(
+                "The server does not accept this key. Enter another key."
+            )
+            await page.locator("#key input").fill("secret")
+            await page.keyboard.press("Enter")
+            await expect(page.locator("#link")).to_have_text("live")
+            await expect(page.locator("#graph .node")).to_have_count(2)
+        run.cancel()
+
+
+async def test_an_address_that_names_no_program_is_no_fault(browser: Browser) -> None:
+    async with shown(browser, expected="404") as (runtime, page):
+        await page.goto(f"{page.url.partition('#')[0]}#%")
+        await page.reload()
+        await expect(page.locator("#link")).to_have_text("live")
+        await expect(page.locator("#program-title")).to_have_text("%")
+        await expect(page.locator("#node-facts")).to_contain_text("no longer has this program")
+        run = runtime.start(sleeper)
+        await page.evaluate("(id) => (location.hash = id)", run.id)
+        await expect(page.locator("#program-title")).to_have_text(run.id)
+        await expect(page.locator("#graph .node")).to_have_count(1)
+
+
 async def test_the_page_comes_back_with_its_server(browser: Browser) -> None:
     gates.close()
     async with Runtime(ScriptedExecutor()) as runtime, AsyncExitStack() as stack:

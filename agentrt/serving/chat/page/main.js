@@ -1,7 +1,7 @@
 // Connects the parts of the page: the selected graph and thread, and one run at a time.
 
 import { byId, h, oncePerFrame, say } from "../dashboard/dom.js";
-import { setKey } from "../dashboard/stream.js";
+import { keyNote, setKey } from "../dashboard/stream.js";
 import { ask, attach, start, watchServer } from "./api.js";
 import { Asks } from "./asks.js";
 import { Checkpoints } from "./checkpoints.js";
@@ -15,6 +15,7 @@ import { Runs } from "./runs.js";
 import { Threads } from "./threads.js";
 import { welcome } from "./welcome.js";
 
+const KEY_NOTE = byId("key-note").textContent;
 const HINT = "Enter sends, Shift+Enter begins a new line.";
 const ASKED = "This conversation asks you something. Answer it first, or choose “Write something else”.";
 const LEFT = "The page was left before the answer was whole. Edit your message to ask again.";
@@ -31,7 +32,8 @@ const runs = new Runs(() => conversation.questions.length > 0);
 const drawers = new Drawers();
 const threads = new Threads((id) => {
   drawers.close();
-  location.hash = id;
+  if (location.hash.slice(1) === id) open(); // it may not have loaded
+  else location.hash = id;
 });
 const draw = oncePerFrame(show);
 // The answers of models that are in progress, by the id of the conversation, which may have been left.
@@ -39,10 +41,10 @@ const answers = new Map();
 // `thread`: null for a new thread. `from`: the checkpoint to continue from. `run`: the id of the run
 // in progress. `control`: aborts the answer of a model. `waits`: the written message is sent when the
 // run ends. `drops`: another message may be written while a question is open. `lost`: the connection
-// to the run is lost. `visit`: how many conversations the page has opened.
+// to the run is lost. `isStale`: the conversation did not load, or not after its last run. `visit`: how many conversations the page has opened.
 const now = {
   graph: null, graphs: [], ready: null, isChat: true, isThere: true,
-  thread: null, past: [], run: null, control: null, running: false, from: null, waits: false, drops: false, lost: false, sending: false, place: "", visit: 0,
+  thread: null, past: [], run: null, control: null, running: false, from: null, waits: false, drops: false, lost: false, isStale: false, sending: false, place: "", visit: 0,
 };
 
 function show() {
@@ -97,10 +99,18 @@ function place(next) {
 function fault(error) {
   const isKey = error?.status === 401;
   now.isLostFault = error?.status === 0;
-  if (isKey) byId("key").hidden = false;
+  if (isKey) askForKey();
   byId("fault").hidden = !error || isKey;
   say(byId("fault").firstElementChild, error?.message ?? "");
   draw();
+}
+
+function askForKey() {
+  const { key } = byId("key").elements;
+  const isFirst = byId("key").hidden;
+  byId("key").hidden = false;
+  say(byId("key-note"), keyNote(KEY_NOTE));
+  if (isFirst && document.activeElement === document.body) key.focus();
 }
 
 const guarded = (work) => (...parts) => work(...parts).catch(fault);
@@ -119,6 +129,8 @@ const begin = guarded(async () => {
   now.graphs = graphs.length ? graphs : await models().catch(() => []);
   byId("key").hidden = true;
   byId("graphs").replaceChildren(...now.graphs.map((graph) => h("option", { value: graph.assistant_id }, graph.name)));
+  now.graph = now.graphs.find(({ assistant_id: id }) => id === now.graph?.assistant_id) ?? now.graph;
+  if (now.graph) byId("graphs").value = now.graph.assistant_id;
   byId("graphs").disabled = byId("send").disabled = now.graphs.length === 0;
   await Promise.all([threads.refresh(), open()]);
 });
@@ -147,8 +159,8 @@ async function load(graph) {
 // Opens the thread that the page's address names, or a new thread.
 async function open() {
   const thread = location.hash.slice(1) || null;
-  if (thread !== null && thread === now.thread) return;
-  Object.assign(now, { thread, past: [], run: null, control: null, running: false, from: null, waits: false, drops: false, lost: false, visit: now.visit + 1 });
+  if (thread !== null && thread === now.thread && !now.isStale) return;
+  Object.assign(now, { thread, past: [], run: null, control: null, running: false, from: null, waits: false, drops: false, lost: false, isStale: false, visit: now.visit + 1 });
   const isHere = presence();
   conversation.open();
   messages.clear();
@@ -162,7 +174,7 @@ async function open() {
     else await openThread(thread, isHere);
   } catch (error) {
     if (!isHere()) return;
-    now.waits = false;
+    Object.assign(now, { waits: false, isStale: true });
     fault(error);
   }
 }
@@ -301,7 +313,7 @@ async function run(body, undo = () => {}, save = () => null) {
   const { graph, from } = now;
   let { thread } = now;
   let isStarted = false;
-  Object.assign(now, { running: true, run: null, from: null, drops: false });
+  Object.assign(now, { running: true, run: null, from: null, drops: false, isStale: false });
   fault(null);
   try {
     thread ??= await newThread(titleOf(body.input), isHere);
@@ -321,7 +333,7 @@ async function run(body, undo = () => {}, save = () => null) {
       save();
       now.from = from;
     }
-    Object.assign(now, { running: false, waits: false });
+    Object.assign(now, { running: false, waits: false, isStale: isStarted });
     fault(error);
   }
 }
@@ -387,7 +399,7 @@ async function chat(message) {
   const answer = { type: "ai", id: newId(), content: "" };
   const control = new AbortController();
   answers.set(id, { model: graph.name, said, answer, control });
-  Object.assign(now, { thread: id, running: true, control });
+  Object.assign(now, { thread: id, running: true, control, isStale: false });
   if (location.hash.slice(1) !== id) history.pushState(null, "", `#${id}`);
   conversation.open({ values: { messages: said } });
   say(byId("title"), titleNow());
@@ -512,6 +524,8 @@ watchServer((isThere) => {
   const isBack = isThere && !now.isThere;
   now.isThere = isThere;
   if (isBack && now.isLostFault) fault(null);
+  if (isBack && !now.graphs.length) begin();
+  else if (isBack && now.isStale) open();
   if (isBack && !now.running) threads.refresh().catch(() => null);
   draw();
 });

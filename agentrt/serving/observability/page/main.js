@@ -5,7 +5,7 @@ import { Engines } from "./engines.js";
 import { Graph } from "./graph.js";
 import { Questions } from "./questions.js";
 import { Store } from "./store.js";
-import { follow, setKey } from "./stream.js";
+import { follow, keyNote, setKey } from "./stream.js";
 import { Table } from "./table.js";
 import { Timeline } from "./timeline.js";
 
@@ -55,6 +55,20 @@ function choose(id) {
   if (NARROW.matches) byId("program").scrollIntoView({ block: "nearest" });
 }
 
+// Chooses the program that the page's address names.
+function chooseNamed() {
+  const name = location.hash.slice(1);
+  if (name) choose(decoded(name));
+}
+
+function decoded(name) {
+  try {
+    return decodeURIComponent(name);
+  } catch {
+    return name; // somebody has typed or cut the address
+  }
+}
+
 function totals() {
   const live = [...store.programs.values()].filter((program) => store.isLive(program));
   const of = (state) => live.filter((program) => store.stateOf(program) === state).length;
@@ -67,10 +81,14 @@ function link(state) {
   byId("link").dataset.state = state;
   say(byId("link"), LINKS[state] ?? state);
   byId("key").hidden = state !== "refused";
+  if (state === "refused") say(byId("key-note"), keyNote());
 }
 
+let stop = () => {};
+
 function watch() {
-  follow("events", {
+  stop();
+  stop = follow("events", {
     event(name, body) {
       if (name === "snapshot") store.snapshot(body);
       if (name === "change") store.change(body);
@@ -85,10 +103,12 @@ byId("key").addEventListener("submit", (event) => {
   event.preventDefault();
   setKey(new FormData(event.target).get("key"));
   watch();
+  if (graph.id) graph.choose(graph.id); // its stream was refused, too
 });
 byId("skip").addEventListener("click", () => byId("filter").focus());
 watch();
-if (location.hash.length > 1) choose(decodeURIComponent(location.hash.slice(1)));
+chooseNamed();
+window.addEventListener("hashchange", chooseNamed);
 // Redraw regularly, because ages and waiting times grow without events.
 setInterval(draw, TICK_MS);
 window.addEventListener("resize", () => {

@@ -2,7 +2,7 @@
 
 import { byId, h, say, seconds } from "./dom.js";
 import { Diff } from "./diff.js";
-import { request, setKey } from "./stream.js";
+import { keyNote, request, setKey } from "./stream.js";
 import { Why } from "./why.js";
 
 const LISTED = 200;
@@ -17,6 +17,7 @@ async function ask(path, given) {
   const response = await request(`../journal${path}?${new URLSearchParams(given)}`).catch(() => null);
   if (!response) throw new Error("The server does not answer: load the page again.");
   byId("key").hidden = !STRANGE.has(response.status);
+  say(byId("key-note"), keyNote());
   const body = await response.json().catch(() => ({}));
   if (!response.ok) throw new Error(reasonOf(body.detail) ?? `The server answers ${response.status}.`);
   return body;

@@ -4,8 +4,11 @@ const KEY = "agentrt-key";
 const FIRST_REST_MS = 500;
 const LONGEST_REST_MS = 8000;
 
-export const setKey = (key) => sessionStorage.setItem(KEY, key);
+export const setKey = (key) => sessionStorage.setItem(KEY, key.trim());
 export const hasKey = () => sessionStorage.getItem(KEY) !== null;
+
+// What the form for the key says when the server has refused a request for want of a valid key.
+export const keyNote = (otherwise = "") => (hasKey() ? "The server does not accept this key. Enter another key." : otherwise);
 
 // Sends a request to the server, with the key if there is one.
 export function request(path, options = {}) {
