@@ -254,6 +254,24 @@ async def test_a_list_of_graphs_that_did_not_load_is_loaded_again(
         await expect(page.locator("article").last).to_have_text(said("hello"))
 
 
+async def test_a_conversation_that_is_over_holds_no_connection(
+    it: Serving, browser: Browser
+) -> None:
+    """A browser has six connections to a server: with seven tabs, all work."""
+    async with shown(browser, it.url) as page:
+        await say(page, "hello")
+        articles = page.locator("article .text")
+        await expect(articles).to_have_text(["hello", said("hello")])
+        await expect(page.get_by_role("button", name="Send", exact=True)).to_be_visible()
+        for _ in range(6):
+            other = await page.context.new_page()
+            await other.goto(page.url)
+            await expect(other.locator("article")).to_have_count(2)
+            await expect(other.locator("#program-facts")).to_contain_text("done")
+        await say(page, "again")
+        await expect(articles.last).to_have_text(said("again"))
+
+
 async def _thread(page: Page) -> str:
     """The id of the open conversation's thread."""
     current = page.locator("#threads li:has([aria-current=true])")

@@ -22,6 +22,8 @@ from agentrt import Runtime
 from agentrt.cli.execute import dashboard
 from agentrt.journal import Journal
 from agentrt.journal.store import SQLiteStore
+from agentrt.runtime.run import RunState
+from agentrt.tracking.scope import Scope
 from tests.doubles.scripted import ScriptedExecutor
 from tests.serving.observability.browser import (
     Watched,
@@ -398,6 +400,64 @@ async def test_the_page_comes_back_with_its_server(browser: Browser) -> None:
         async with dashboard(runtime, urlsplit(url).port or 0):
             await expect(page.locator("#link")).to_have_text("live")
             await expect(page.locator(f'tr[data-program="{run.id}"]')).to_have_count(1)
+
+
+VISIBILITY = """(state) => {
+  Object.defineProperty(document, "visibilityState", { value: state, configurable: true });
+  Object.defineProperty(document, "hidden", { value: state === "hidden", configurable: true });
+  document.dispatchEvent(new Event("visibilitychange"));
+}"""
+
+
+async def test_hidden_dashboards_leave_the_browsers_connections_to_others(browser: Browser) -> None:
+    """A browser has six connections to a server, and each stream of events takes one."""
+    async with shown(browser) as (runtime, page):
+        run = runtime.start(sleeper)
+        for _ in range(7):
+            other = await page.context.new_page()
+            await other.goto(f"{page.url}#{run.id}")
+            await expect(other.locator("#link")).to_have_text("live")
+            await expect(other.locator("#graph .node")).to_have_count(1)
+            await other.evaluate(VISIBILITY, "hidden")
+        more = runtime.start(sleeper)
+        await other.evaluate(VISIBILITY, "visible")
+        await expect(other.locator(f'tr[data-program="{more.id}"]')).to_be_visible()
+
+
+async def test_the_graph_of_a_program_that_continues_after_its_end_grows(browser: Browser) -> None:
+    """A client may use the id of a program that has ended."""
+    async with shown(browser) as (runtime, page):
+        registry = runtime.registry
+        for number in (1, 2):
+            run = registry.open("again", named="same")
+            registry.begin_call(run, Scope(run, "again"), f"call {number}")
+            if number == 1:
+                await page.locator('tr[data-program="same"]').click()
+            name = page.locator("#graph .node text").first
+            await expect(name).to_have_text(f"call {number}")
+            registry.close(run, RunState.DONE)
+            await expect(page.locator("#program-facts")).to_contain_text("done")
+
+
+SILENT = """{
+  const own = window.fetch;
+  window.fetch = (path, options) => {
+    window.fetch = own;
+    return Promise.resolve(new Response(new ReadableStream({})));
+  };
+}"""
+
+
+async def test_a_connection_that_died_without_a_word_is_made_again(browser: Browser) -> None:
+    """As after the sleep of a computer: no end of the stream arrives."""
+    async with shown(browser) as (runtime, page):
+        await page.clock.install()
+        await page.add_init_script(SILENT)
+        await page.reload()
+        await expect(page.locator("#link")).to_have_text("live")
+        run = runtime.start(sleeper)
+        await page.clock.fast_forward("02:00")
+        await expect(page.locator(f'tr[data-program="{run.id}"]')).to_be_visible()
 
 
 async def test_layouts_never_overlap_and_keep_their_layers_as_they_grow(browser: Browser) -> None:

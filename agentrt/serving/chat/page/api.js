@@ -1,6 +1,6 @@
 // Requests to the server. Their errors have messages for people: what happened, and what to do.
 
-import { read, request } from "../dashboard/stream.js";
+import { read, request, SILENT_MS } from "../dashboard/stream.js";
 
 const MODES = ["messages-tuple", "values", "updates"];
 const FIRST_REST_MS = 250;
@@ -73,7 +73,7 @@ const query = () => new URLSearchParams({ stream_mode: JSON.stringify(MODES) });
 
 async function isBroken(response, tell) {
   try {
-    await read(response.body, tell);
+    await read(response.body, tell, SILENT_MS);
     return false;
   } catch (error) {
     if (error instanceof TypeError) return true;

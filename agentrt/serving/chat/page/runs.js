@@ -35,7 +35,7 @@ export class Runs {
     const turn = (this.turn += 1);
     const { runs, recent } = await ask("GET", `v1/runs?session=${encodeURIComponent(thread)}`);
     const last = runs.at(-1) ?? recent[0];
-    if (last && turn === this.turn && last.id !== this.graph.id) this.graph.choose(last.id);
+    if (last && turn === this.turn) this.graph.show(last);
     return runs.length > 0;
   }
 

@@ -8,6 +8,8 @@ const MOST_NODES = 400;
 const LEAST_SCALE = 0.75;
 const HOW = "Point at a node, or go to it with Tab and the arrow keys, to see its times and tokens.";
 const OPEN = new Set(["waiting", "running"]);
+// A program that has ended in one of these states does not change any more, unless its id is used again.
+const ENDED = new Set(["done", "failed", "cancelled"]);
 
 export class Graph {
   constructor(redraw) {
@@ -27,11 +29,22 @@ export class Graph {
     this.clear();
     this.id = id;
     this.facts = HOW;
-    this.stop = follow(`events?program=${encodeURIComponent(id)}`, {
+    this.follow();
+    this.redraw();
+  }
+
+  follow() {
+    this.isOver = false;
+    this.stop = follow(`events?program=${encodeURIComponent(this.id)}`, {
       event: (name, body) => this.tell(name, body),
       state: (state) => state === "gone" && this.gone(),
     });
-    this.redraw();
+  }
+
+  // Shows a program. If the drawn program has ended and its id was used again, this is another program.
+  show({ id, started_at: at }) {
+    if (id !== this.id) this.choose(id);
+    else if (this.isOver && at !== this.program.started_at) this.follow();
   }
 
   // Clears the graph: no program is selected.
@@ -49,6 +62,8 @@ export class Graph {
     if (name === "snapshot") this.nodes = [];
     for (const program of body.programs ?? []) this.program = program;
     for (const node of body.nodes ?? []) this.nodes[node.id] = node;
+    this.isOver = this.program !== null && this.program.ended_at !== null && ENDED.has(this.program.state);
+    if (this.isOver) this.stop(); // its connection is free for other requests
     this.redraw();
   }
 

@@ -21,6 +21,7 @@ const draw = oncePerFrame(() => {
   const now = store.now();
   store.measure(now);
   table.draw();
+  if (store.programs.has(graph.id)) graph.show(store.programs.get(graph.id));
   graph.draw(now);
   engines.draw(now);
   timeline.draw(now);

@@ -3,6 +3,8 @@
 const KEY = "agentrt-key";
 const FIRST_REST_MS = 500;
 const LONGEST_REST_MS = 8000;
+// The server sends a comment at least every 10 seconds, unless its option --keep-alive says otherwise.
+export const SILENT_MS = 45000;
 
 export const setKey = (key) => sessionStorage.setItem(KEY, key.trim());
 export const hasKey = () => sessionStorage.getItem(KEY) !== null;
@@ -18,12 +20,21 @@ export function request(path, options = {}) {
 }
 
 // Follows `path`, and returns a function that stops this. When the stream ends, connects again after
-// a pause, but not after an answer 401 or 403 ("refused") or 404 ("gone").
+// a pause, but not after an answer 401 or 403 ("refused") or 404 ("gone"). While the page is hidden,
+// there is no stream: a browser has only six connections to a server, for all pages together.
 // `on` has event(name, body), state("live" | "lost" | "refused" | "gone").
 export function follow(path, on) {
-  const control = new AbortController();
-  run(path, on, control.signal);
-  return () => control.abort();
+  let control = null;
+  const look = () => {
+    if (document.hidden) control = control?.abort();
+    else if (!control) run(path, on, (control = new AbortController()).signal);
+  };
+  document.addEventListener("visibilitychange", look);
+  look();
+  return () => {
+    document.removeEventListener("visibilitychange", look);
+    control?.abort();
+  };
 }
 
 async function run(path, on, signal) {
@@ -35,6 +46,7 @@ async function run(path, on, signal) {
       on.state(outcome);
       return;
     }
+    if (outcome === "silent") continue;
     rest = outcome === "live" ? FIRST_REST_MS : Math.min(2 * rest, LONGEST_REST_MS);
     on.state("lost");
     await new Promise((resolve) => setTimeout(resolve, rest));
@@ -50,18 +62,24 @@ async function once(path, on, signal) {
     if (!response.ok) return "lost";
     on.state("live");
     outcome = "live";
-    await read(response.body, on.event);
+    await read(response.body, on.event, SILENT_MS);
   } catch (error) {
+    if (error instanceof Silence) return "silent";
     if (error.name !== "AbortError" && !(error instanceof TypeError)) throw error;
   }
   return outcome;
 }
 
-export async function read(body, tell) {
+// No byte has arrived for a long time: the connection may be dead without a sign, as after the sleep
+// of a computer. It is a TypeError, as the error of a connection that breaks.
+class Silence extends TypeError {}
+
+// Reads a stream, and calls `tell` with each event. Throws `Silence` after `most` silent milliseconds.
+export async function read(body, tell, most = Infinity) {
   const reader = body.pipeThrough(new TextDecoderStream()).getReader();
   let left = "";
   for (;;) {
-    const { value, done } = await reader.read();
+    const { value, done } = await within(reader, most);
     if (done) return;
     const messages = (left + value).split(/\r?\n\r?\n/);
     left = messages.pop();
@@ -70,6 +88,18 @@ export async function read(body, tell) {
       if (event && event.data !== "[DONE]") tell(event.name, JSON.parse(event.data));
     }
   }
+}
+
+async function within(reader, most) {
+  if (most === Infinity) return reader.read();
+  let timer;
+  const silence = new Promise((_, reject) => {
+    timer = setTimeout(() => {
+      reader.cancel().catch(() => null);
+      reject(new Silence());
+    }, most);
+  });
+  return Promise.race([silence, reader.read()]).finally(() => clearTimeout(timer));
 }
 
 function parse(message) {
