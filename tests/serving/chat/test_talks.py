@@ -246,6 +246,58 @@ async def test_a_message_is_edited_whose_checkpoint_is_far_back(
         assert page.url.endswith(f"#{thread}")
 
 
+async def test_a_long_conversation_loads_few_checkpoints_at_a_time(
+    it: Serving, browser: Browser
+) -> None:
+    """Each checkpoint has all messages up to it, so that all of them are large together."""
+    steps = []
+    for number in range(50):
+        message = {"id": f"m{number}", "type": "ai", "content": f"message {number}"}
+        steps.append({"updates": [{"values": {"messages": [message]}, "as_node": "think"}]})
+    async with httpx.AsyncClient(base_url=it.url, timeout=60) as other:
+        about = {"metadata": {"graph_id": "agent"}, "supersteps": steps}
+        answer = await other.post("/threads", json=about)
+        thread = answer.raise_for_status().json()["thread_id"]
+    async with shown(browser, f"{it.url}/#{thread}") as page:
+        loads: list[Any] = []
+        page.on("response", lambda answer: loads.append(answer) if "/history" in answer.url else 0)
+        rows = page.locator("#checkpoints li")
+        older = page.get_by_role("button", name="Show older checkpoints")
+        await expect(rows).to_have_count(20)
+        await expect(page.locator("#checkpoints")).to_have_css("list-style-type", "none")
+        await older.press("Enter")
+        await expect(rows).to_have_count(50)
+        await expect(older).to_be_hidden()
+        await expect(page.locator("#checkpoints")).to_have_css("list-style-type", "decimal")
+        loads.clear()
+        await say(page, "hello")
+        await expect(rows).to_have_count(52)
+        await expect(rows.first).to_contain_text("52 messages")
+        await expect(rows.last).to_contain_text("1 message")
+        assert sum([len(await answer.json()) for answer in loads]) <= 20
+        await rows.last.get_by_role("button").click()
+        await expect(page.locator("article .text")).to_have_text(["message 0"])
+
+
+async def test_the_focus_stays_in_its_list_when_a_run_ends(it: Serving, browser: Browser) -> None:
+    async with shown(browser, it.url) as page:
+        await say(page, "hello")
+        await expect(page.locator("article")).to_have_count(2)
+        send = page.get_by_role("button", name="Send", exact=True)
+        await expect(send).to_be_visible()
+        for part, row in (("threads", "#threads button"), ("steps", "#checkpoints button")):
+            await say(page, f"slowly {part} please")
+            await GATES.reached(part)
+            focused = page.locator(row).first
+            name = await focused.evaluate("(row) => row.parentElement.outerHTML.slice(0, 60)")
+            await focused.focus()
+            GATES.open(part)
+            await expect(send).to_be_visible()
+            await expect(page.locator("#threads li").first).not_to_contain_text("runs")
+            active = "document.activeElement.parentElement.outerHTML.slice(0, 60)"
+            assert await page.evaluate(active) == name
+
+
 async def test_an_answer_that_does_not_arrive_is_kept(it: Serving, browser: Browser) -> None:
     async with shown(browser, it.url, expected="ERR_") as page:
         await say(page, "mail Ann")

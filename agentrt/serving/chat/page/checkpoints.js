@@ -1,18 +1,23 @@
 // The checkpoints of a thread, newest first, to which the conversation can go back.
 
-import { byId, h, mark, roving } from "../dashboard/dom.js";
+import { arrange, byId, h, mark, roving, say } from "../dashboard/dom.js";
 import { ask } from "./api.js";
 
-const MOST = 200; // of one request; older checkpoints are loaded when an edit needs them
+// How many checkpoints are loaded at once. Each has all messages up to it, so that a request for all
+// checkpoints of a long conversation takes seconds. Older checkpoints are loaded when they are needed.
+const NEWEST = 20;
+const OLDER = 50;
 
 export class Checkpoints {
-  constructor(choose) {
+  // `failed(error)` is told why the button did not load older checkpoints.
+  constructor(choose, failed) {
     this.choose = choose;
     this.states = [];
     this.isWhole = true;
     this.chosen = null;
     this.turn = 0;
     this.stop = roving(byId("checkpoints"), "button");
+    byId("older").addEventListener("click", () => this.loadOlder().catch(failed));
   }
 
   clear() {
@@ -22,33 +27,54 @@ export class Checkpoints {
     this.draw();
   }
 
-  // Loads the newest checkpoints, or those that are older than the `known` checkpoints. Returns false
-  // if another thread or newer checkpoints were to be shown meanwhile.
-  async load(thread, known = []) {
+  // Loads the newest checkpoints. The older checkpoints that are known stay.
+  async load(thread) {
     const turn = (this.turn += 1);
-    const before = known.at(-1)?.checkpoint;
-    const states = await ask("POST", `threads/${thread}/history`, { limit: MOST, before });
+    const states = await ask("POST", `threads/${thread}/history`, { limit: NEWEST });
+    if (turn !== this.turn) return;
+    const last = states.at(-1);
+    const at = this.states.findIndex((state) => last && idOf(state) === idOf(last));
+    if (at < 0) this.isWhole = states.length < NEWEST;
+    this.states = [...states, ...(at < 0 ? [] : this.states.slice(at + 1))];
+    this.draw();
+  }
+
+  // Loads checkpoints that are older than the known checkpoints. Returns false if another thread or
+  // newer checkpoints were to be shown meanwhile.
+  async loadOlder() {
+    const turn = (this.turn += 1);
+    const before = this.states.at(-1).checkpoint;
+    const states = await ask("POST", `threads/${before.thread_id}/history`, { limit: OLDER, before });
     if (turn !== this.turn) return false;
-    this.states = [...known, ...states];
-    this.isWhole = states.length < MOST;
+    this.states.push(...states);
+    this.isWhole = states.length < OLDER;
     this.draw();
     return true;
   }
 
   draw() {
-    const known = new Map(this.states.map((state) => [state.checkpoint.checkpoint_id, state]));
+    const known = new Map(this.states.map((state) => [idOf(state), state]));
     const current = this.path(known);
+    const drawn = new Map([...byId("checkpoints").children].map((row) => [row.dataset.checkpoint, row]));
     const rows = this.states.filter((state) => !isInput(state)).map((state) => {
-      const id = state.checkpoint.checkpoint_id;
-      const parent = known.get(state.parent_checkpoint?.checkpoint_id);
+      const row = drawn.get(idOf(state)) ?? this.row(idOf(state));
+      const [name, facts] = row.firstElementChild.children;
       const messages = state.values?.messages?.length;
-      const facts = messages === undefined ? "" : `${messages} message${messages === 1 ? "" : "s"}`;
-      const button = h("button", { type: "button", onclick: () => this.choose(state) }, h("span", {}, nameOf(state, parent)), h("small", {}, facts));
-      return h("li", { "data-checkpoint": id, "data-current": String(current.has(id)) }, button);
+      say(name, nameOf(state, known.get(state.parent_checkpoint?.checkpoint_id)));
+      say(facts, messages === undefined ? "" : `${messages} message${messages === 1 ? "" : "s"}`);
+      mark(row, "data-current", current.has(idOf(state)));
+      return row;
     });
-    byId("checkpoints").replaceChildren(...rows);
+    arrange(byId("checkpoints"), rows);
+    mark(byId("checkpoints"), "data-whole", this.isWhole);
+    byId("older").hidden = this.isWhole;
     byId("no-checkpoints").hidden = rows.length > 0;
     this.mark();
+  }
+
+  row(id) {
+    const choose = () => this.choose(this.states.find((state) => idOf(state) === id));
+    return h("li", { "data-checkpoint": id }, h("button", { type: "button", onclick: choose }, h("span"), h("small")));
   }
 
   // The checkpoints that led to the newest checkpoint. Other checkpoints belong to abandoned branches.
@@ -56,7 +82,7 @@ export class Checkpoints {
     const path = new Set();
     let state = this.states[0];
     while (state) {
-      path.add(state.checkpoint.checkpoint_id);
+      path.add(idOf(state));
       state = known.get(state.parent_checkpoint?.checkpoint_id);
     }
     return path;
@@ -79,13 +105,15 @@ export class Checkpoints {
 
   async parent({ parent_checkpoint: parent }) {
     if (!parent) return null;
-    const find = () => this.states.find(({ checkpoint }) => checkpoint.checkpoint_id === parent.checkpoint_id);
+    const find = () => this.states.find((state) => idOf(state) === parent.checkpoint_id);
     while (!find() && !this.isWhole) {
-      if (!(await this.load(parent.thread_id, this.states))) return undefined;
+      if (!(await this.loadOlder())) return undefined;
     }
     return find() ?? null;
   }
 }
+
+const idOf = ({ checkpoint }) => checkpoint.checkpoint_id;
 
 // A checkpoint whose input the graph has not read yet has the same state as the checkpoint before it.
 const isInput = (state) => state.metadata?.source === "input";

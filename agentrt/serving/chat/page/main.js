@@ -26,7 +26,7 @@ const asks = new Asks((id, answer) => {
   conversation.answered(id, answer);
   run({ command: { resume: { [id]: answer } } }, undo, () => itWas(answer));
 });
-const checkpoints = new Checkpoints(look);
+const checkpoints = new Checkpoints(look, fault);
 const composer = new Composer(() => send().catch(fault));
 const runs = new Runs(() => conversation.questions.length > 0);
 const drawers = new Drawers();

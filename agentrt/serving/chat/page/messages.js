@@ -1,7 +1,7 @@
 // The conversation on the page. Elements are kept and only their content changes. While the
 // conversation grows, its end stays visible, unless the user has scrolled up.
 
-import { byId, h, mark, say } from "../dashboard/dom.js";
+import { arrange, byId, h, mark, say } from "../dashboard/dom.js";
 import { aside, asText } from "./conversation.js";
 import { isEmpty } from "./past.js";
 import { write } from "./text.js";
@@ -49,19 +49,14 @@ export class Messages {
   chat(conversation, running) {
     const messages = conversation.shown();
     const wanted = new Set(messages.map(({ id }) => id));
-    for (const [id, element] of this.drawn) {
-      if (wanted.has(id)) continue;
-      element.remove();
-      this.drawn.delete(id);
-    }
-    let at = byId("messages").firstElementChild;
-    for (const message of messages) {
+    for (const id of this.drawn.keys()) if (!wanted.has(id)) this.drawn.delete(id);
+    const elements = messages.map((message) => {
       let element = this.drawn.get(message.id);
       if (!element) this.drawn.set(message.id, (element = this.message(message)));
-      if (element === at) at = at.nextElementSibling;
-      else byId("messages").insertBefore(element, at);
       this.fill(element, message, running);
-    }
+      return element;
+    });
+    arrange(byId("messages"), elements);
   }
 
   message({ id, who, isFixed }) {

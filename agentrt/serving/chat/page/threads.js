@@ -1,6 +1,6 @@
 // The list of conversations, newest first.
 
-import { byId, h, mark, roving, say } from "../dashboard/dom.js";
+import { arrange, byId, h, mark, roving, say } from "../dashboard/dom.js";
 import { ask } from "./api.js";
 import { textOf, titleOf } from "./conversation.js";
 import { modelChats } from "./models.js";
@@ -54,7 +54,7 @@ export class Threads {
 
   draw(threads) {
     const rows = new Map([...byId("threads").children].map((row) => [row.dataset.thread, row]));
-    byId("threads").replaceChildren(...threads.map((thread) => this.fill(rows.get(thread.thread_id) ?? this.row(thread), thread)));
+    arrange(byId("threads"), threads.map((thread) => this.fill(rows.get(thread.thread_id) ?? this.row(thread), thread)));
     this.mark();
   }
 

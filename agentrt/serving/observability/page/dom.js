@@ -33,6 +33,20 @@ export function mark(element, name, value) {
   if (element.getAttribute(name) !== text) element.setAttribute(name, text);
 }
 
+// Makes `parts` the children of `box`, in this order. Parts that are at their place are not touched, and
+// the focus stays at its part.
+export function arrange(box, parts) {
+  const active = document.activeElement;
+  const wanted = new Set(parts);
+  for (const child of [...box.children]) if (!wanted.has(child)) child.remove();
+  let at = box.firstElementChild;
+  for (const part of parts) {
+    if (part === at) at = at.nextElementSibling;
+    else box.insertBefore(part, at);
+  }
+  if (active !== document.activeElement && box.contains(active)) active.focus({ preventScroll: true });
+}
+
 export function seconds(value) {
   if (value === null || value === undefined) return "–";
   if (value < 10) return `${value.toFixed(2)} s`;

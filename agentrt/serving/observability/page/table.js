@@ -1,6 +1,6 @@
 // The table of programs: filtered by state and text, sorted, and shown in pages.
 
-import { byId, brief, count, h, mark, roving, say, seconds } from "./dom.js";
+import { arrange, byId, brief, count, h, mark, roving, say, seconds } from "./dom.js";
 
 const ROWS = 100;
 const STATES = ["running", "waiting", "in tool", "waiting for an event", "waiting for a human", "between calls", "stale"];
@@ -140,22 +140,17 @@ export class Table {
 
   // Rows are kept and only their content changes, so that focus and selection stay.
   place(shown, now) {
-    const body = byId("rows");
     const wanted = new Set(shown.map((program) => program.id));
-    for (const [id, row] of this.rows) {
-      if (!wanted.has(id)) {
-        row.remove();
-        this.rows.delete(id);
-      }
+    for (const id of this.rows.keys()) {
+      if (!wanted.has(id)) this.rows.delete(id);
     }
-    let at = body.firstElementChild;
-    for (const program of shown) {
+    const rows = shown.map((program) => {
       let row = this.rows.get(program.id);
       if (!row) this.rows.set(program.id, (row = this.row(program)));
-      if (row === at) at = at.nextElementSibling;
-      else body.insertBefore(row, at);
       this.fill(row, program, now);
-    }
+      return row;
+    });
+    arrange(byId("rows"), rows);
     this.oneStop();
   }
 
