@@ -272,6 +272,30 @@ async def test_a_conversation_that_is_over_holds_no_connection(
         await expect(articles.last).to_have_text(said("again"))
 
 
+async def test_a_tab_that_is_looked_at_again_shows_what_another_tab_did(
+    it: Serving, browser: Browser
+) -> None:
+    async with shown(browser, it.url) as page:
+        await say(page, "mail Ann")
+        await expect(page.locator(".ask")).to_be_visible()
+        other = await page.context.new_page()
+        await other.goto(page.url)
+        await other.get_by_label("Your answer").fill("yes")
+        await other.get_by_role("button", name="Answer").click()
+        texts = page.locator("article .text")
+        await expect(other.locator("article .text").last).to_have_text("Done: sent to Ann.")
+        await expect(other.get_by_role("button", name="Send", exact=True)).to_be_visible()
+        await page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
+        await expect(texts.last).to_have_text("Done: sent to Ann.")
+        await expect(page.locator(".ask")).to_have_count(0)
+        await say(other, "slowly elsewhere please")
+        await GATES.reached("elsewhere")
+        await page.evaluate("window.dispatchEvent(new Event('focus'))")
+        await expect(texts.last).to_have_text("You said slow")
+        GATES.open("elsewhere")
+        await expect(texts.last).to_have_text(said("slowly elsewhere please"))
+
+
 async def _thread(page: Page) -> str:
     """The id of the open conversation's thread."""
     current = page.locator("#threads li:has([aria-current=true])")

@@ -41,10 +41,11 @@ const answers = new Map();
 // `thread`: null for a new thread. `from`: the checkpoint to continue from. `run`: the id of the run
 // in progress. `control`: aborts the answer of a model. `waits`: the written message is sent when the
 // run ends. `drops`: another message may be written while a question is open. `lost`: the connection
-// to the run is lost. `isStale`: the conversation did not load, or not after its last run. `visit`: how many conversations the page has opened.
+// to the run is lost. `isStale`: the conversation did not load, or not after its last run. `last`: the last run
+// that the page shows, null if there is none, undefined while the conversation loads. `visit`: how many conversations the page has opened.
 const now = {
   graph: null, graphs: [], ready: null, isChat: true, isThere: true,
-  thread: null, past: [], run: null, control: null, running: false, from: null, waits: false, drops: false, lost: false, isStale: false, sending: false, place: "", visit: 0,
+  thread: null, past: [], last: undefined, run: null, control: null, running: false, from: null, waits: false, drops: false, lost: false, isStale: false, sending: false, place: "", visit: 0,
 };
 
 function show() {
@@ -160,7 +161,7 @@ async function load(graph) {
 async function open() {
   const thread = location.hash.slice(1) || null;
   if (thread !== null && thread === now.thread && !now.isStale) return;
-  Object.assign(now, { thread, past: [], run: null, control: null, running: false, from: null, waits: false, drops: false, lost: false, isStale: false, visit: now.visit + 1 });
+  Object.assign(now, { thread, past: [], last: undefined, run: null, control: null, running: false, from: null, waits: false, drops: false, lost: false, isStale: false, visit: now.visit + 1 });
   const isHere = presence();
   conversation.open();
   messages.clear();
@@ -240,7 +241,7 @@ async function settle(thread) {
   const [state, latest] = await Promise.all([ask("GET", `threads/${thread}/state`), runsOf(thread)]);
   const past = await pastOf(thread, latest, now.isChat);
   if (!isHere()) return latest;
-  now.past = past;
+  Object.assign(now, { past, last: latest[0] ?? null });
   conversation.open({ values: state.values, interrupts: state.interrupts, past });
   await Promise.all([checkpoints.load(thread), runs.show(thread)]);
   if (!isHere()) return latest;
@@ -249,6 +250,22 @@ async function settle(thread) {
   draw();
   return latest;
 }
+
+// Shows what other pages have done since this page was looked at.
+const lookAgain = guarded(async () => {
+  if (document.hidden || !now.graphs.length) return;
+  threads.refresh().catch(() => null);
+  const { thread, last } = now;
+  const isIdle = () => last !== undefined && last === now.last && !now.running && !now.sending && !now.from;
+  if (!isIdle()) return;
+  const [newest] = await runsOf(thread, 1).catch((error) => {
+    if (error.status === 401) throw error;
+    return [last]; // the page's state already says that there is no server
+  });
+  if (!isIdle() || (newest?.run_id === last?.run_id && newest?.status === last?.status)) return;
+  now.isStale = true;
+  await open();
+});
 
 function titleNow() {
   const [first] = conversation.shown();
@@ -516,6 +533,8 @@ byId("run-on").addEventListener("click", () => run({ input: null }));
 byId("latest").addEventListener("click", () => look(checkpoints.states[0]));
 byId("fault").lastElementChild.addEventListener("click", () => fault(null));
 window.addEventListener("hashchange", open);
+window.addEventListener("focus", lookAgain);
+document.addEventListener("visibilitychange", lookAgain);
 window.addEventListener("pagehide", () => {
   for (const [id, { model, said, answer }] of answers) keepAnswer(id, model, said, answer, LEFT);
 });

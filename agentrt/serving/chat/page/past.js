@@ -11,7 +11,7 @@ const ACTIVE = new Set(["pending", "running"]);
 const results = new Map();
 
 // The runs of a thread, newest first.
-export const runsOf = (thread) => ask("GET", `threads/${thread}/runs?limit=${MOST_RUNS}`);
+export const runsOf = (thread, most = MOST_RUNS) => ask("GET", `threads/${thread}/runs?limit=${most}`);
 
 export const isActive = (run) => run !== undefined && ACTIVE.has(run.status);
 
