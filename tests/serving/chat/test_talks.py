@@ -22,7 +22,7 @@ WRITE = """async (text) => {
   const box = document.createElement("div");
   for (let end = 1; end < text.length; end += 1) write(box, text.slice(0, end));
   write(box, text);
-  return box.innerHTML.replaceAll(' tabindex="0"', "").replace(/ target=.*?nofollow"/g, "");
+  return box.innerHTML.replaceAll(/ (tabindex="0"|dir="\\w+")/g, "").replace(/ target=.*?nofollow"/g, "");
 }"""
 
 
@@ -472,6 +472,67 @@ async def test_markdown_is_shown_as_it_is_meant(it: Serving, browser: Browser) -
         await expect(answer.locator("ul > li")).to_have_text("<b>no</b>")
         await say(page, "* not a list")
         await expect(page.locator("article[data-who=you] .text").last).to_have_text("* not a list")
+
+
+RIGHT_TO_LEFT = """# مرحبا (1)!
+
+نص عربي، ثم Linux.
+
+1. أولاً
+2. ثانياً
+
+| أ | ب |
+|---|---|
+| 1 | 2 |
+
+```
+x = 1
+```
+
+In English."""
+SIDES = """async (text) => {
+  const { write } = await import("/chat/text.js");
+  const box = document.querySelector("article[data-who=agent] .text");
+  write(box, text);
+  const side = (element) => {
+    const range = document.createRange();
+    range.selectNodeContents(document.createTreeWalker(element, NodeFilter.SHOW_TEXT).nextNode());
+    const [own, all] = [range.getBoundingClientRect(), box.getBoundingClientRect()];
+    return own.left - all.left < all.right - own.right ? "left" : "right";
+  };
+  return Object.fromEntries([...box.children].map((part) => [part.tagName, side(part)]));
+}"""
+
+
+async def test_words_of_each_script_have_its_direction(it: Serving, browser: Browser) -> None:
+    """Also where Arabic and English are in one conversation. Code is always from left to right."""
+    arabic = "هل هذا صحيح؟ نعم (2)!"
+    async with shown(browser, it.url) as page:
+        await say(page, arabic)
+        await expect(page.locator("article")).to_have_count(2)
+        direction = "(element) => element.matches(':dir(rtl)')"
+        for part in ("#title", "#threads bdi"):
+            assert await page.locator(part).first.evaluate(direction), part
+        await page.get_by_label("Message").fill(arabic)
+        assert await page.get_by_label("Message").evaluate(direction)
+        await page.get_by_label("Message").fill("English")
+        assert not await page.get_by_label("Message").evaluate(direction)
+        ends = """(element) => {
+          const text = element.firstChild;
+          const place = (at) => {
+            const range = document.createRange();
+            range.setStart(text, at);
+            range.setEnd(text, at + 1);
+            return range.getBoundingClientRect().left;
+          };
+          return place(text.length - 1) < place(0);
+        }"""
+        assert await page.locator("article[data-who=you] .text").evaluate(ends)
+        sides = await page.evaluate(SIDES, RIGHT_TO_LEFT)
+        wanted = {"H3": "right", "OL": "right", "DIV": "right", "PRE": "left", "P": "left"}
+        assert sides == wanted
+        paragraphs = page.locator("article[data-who=agent] .text > p")
+        assert await paragraphs.first.evaluate(ends)
 
 
 MARKDOWN = {

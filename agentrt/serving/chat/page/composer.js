@@ -22,14 +22,14 @@ export class Composer {
   // Shows the input for a graph with this schema.
   show(schema, isChat) {
     if (isChat) {
-      const text = h("textarea", { rows: 1, placeholder: "Write a message", "aria-label": "Message", required: true });
+      const text = h("textarea", { rows: 1, dir: "auto", placeholder: "Write a message", "aria-label": "Message", required: true });
       byId("entry").replaceChildren(text);
       this.read = () => text.value.trim() || undefined;
     } else if (schema?.type === "null") {
       byId("entry").replaceChildren(h("p", {}, "It takes no input: press Send to run it."));
       this.read = () => undefined;
     } else if (schema?.type === "string" && !choicesOf(schema)) {
-      const text = h("textarea", { rows: 1, placeholder: schema.default ?? "The input", "aria-label": "Input" });
+      const text = h("textarea", { rows: 1, dir: "auto", placeholder: schema.default ?? "The input", "aria-label": "Input" });
       byId("entry").replaceChildren(text);
       this.read = () => text.value || undefined;
     } else {

@@ -120,7 +120,7 @@ function code(lines) {
   const [, fence] = FENCE.exec(lines[0]);
   const last = lines.at(-1).trim();
   const isClosed = lines.length > 1 && last.startsWith(fence) && last.replaceAll(fence[0], "") === "";
-  return h("pre", { tabindex: 0 }, h("code", {}, lines.slice(1, isClosed ? -1 : undefined).join("\n")));
+  return h("pre", { tabindex: 0, dir: "ltr" }, h("code", {}, lines.slice(1, isClosed ? -1 : undefined).join("\n")));
 }
 
 function list(lines, depth) {
@@ -134,6 +134,8 @@ function list(lines, depth) {
       own.push(line.slice(Math.min(width, indent(line))));
     }
   }
+  // The first letter of the list says on which side its numbers are.
+  const side = { dir: "auto" };
   const parts = items.map((item) => {
     const blocks = split(item.lines, depth);
     const [first, ...rest] = blocks;
@@ -141,7 +143,7 @@ function list(lines, depth) {
     return h("li", {}, ...head, ...rest.map((block) => elementOf(block, depth)));
   });
   const start = Number.parseInt(lines[0].trim(), 10);
-  return isOrdered(lines[0]) ? h("ol", { start: start === 1 ? null : start }, ...parts) : h("ul", {}, ...parts);
+  return isOrdered(lines[0]) ? h("ol", { ...side, start: start === 1 ? null : start }, ...parts) : h("ul", side, ...parts);
 }
 
 // An item of a list of tasks begins with a box.
@@ -156,7 +158,7 @@ function table([head, delimiter, ...rows]) {
   const cell = (tag, words, index) => h(tag, { ...(tag === "th" ? { scope: "col" } : {}), "data-align": sides[index] }, ...inline(words));
   const row = (line, tag) => h("tr", {}, ...cells(line).map((words, index) => cell(tag, words, index)));
   const body = h("table", {}, h("thead", {}, row(head, "th")), h("tbody", {}, ...rows.map((line) => row(line, "td"))));
-  return h("div", { class: "table", tabindex: 0 }, body);
+  return h("div", { class: "table", tabindex: 0, dir: "auto" }, body);
 }
 
 // -- within a line ----------------------------------------------------------------------------

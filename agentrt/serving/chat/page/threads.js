@@ -59,7 +59,7 @@ export class Threads {
   }
 
   row({ thread_id: id }) {
-    const button = h("button", { type: "button", onclick: () => this.choose(id) }, h("span", { class: "dotted" }), h("small"));
+    const button = h("button", { type: "button", onclick: () => this.choose(id) }, h("span", { class: "dotted" }, h("bdi")), h("small"));
     return h("li", { "data-thread": id }, button);
   }
 
@@ -67,7 +67,7 @@ export class Threads {
     const { status, updated_at: at, metadata } = thread;
     const [name, facts] = row.firstElementChild.children;
     mark(name, "data-state", STATES[status] ?? "done");
-    say(name, this.nameOf(thread) || metadata.graph_id);
+    say(name.firstChild, this.nameOf(thread) || metadata.graph_id);
     say(facts, [metadata.graph_id, IN_WORDS[status], ago(at)].filter(Boolean).join(" · "));
     return row;
   }

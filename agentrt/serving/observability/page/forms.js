@@ -70,13 +70,13 @@ function number(form, needed) {
 }
 
 function text(form, needed) {
-  const element = h("input", { type: "text", maxlength: form.maxLength, placeholder: form.default, required: needed, autocomplete: "off" });
+  const element = h("input", { type: "text", dir: "auto", maxlength: form.maxLength, placeholder: form.default, required: needed, autocomplete: "off" });
   return { element, read: () => (element.value === "" && !needed ? undefined : element.value) };
 }
 
 function json(form, needed) {
   const hint = Object.keys(form).length ? JSON.stringify(form) : "text or JSON";
-  const element = h("textarea", { rows: 3, required: needed, placeholder: hint, spellcheck: "false" });
+  const element = h("textarea", { rows: 3, dir: "auto", required: needed, placeholder: hint, spellcheck: "false" });
   // Without a schema, a value is text unless it is an object, a list, true, false or null.
   const free = TEXTS.has(form.type) && !Object.keys(form).length;
   return { element, read: () => readJson(element.value, free) };

@@ -41,7 +41,7 @@ export class Questions {
     const form = answerForm(question.schema, {
       label: question.question,
       attributes: { class: "ask", "data-question": id },
-      head: h("p", {}, h("b", { title: question.thread ?? question.program }, this.askerOf(question)), " ", question.question),
+      head: h("p", {}, h("b", { title: question.thread ?? question.program }, this.askerOf(question)), " ", h("bdi", {}, question.question)),
       give: (value) => this.answer(id, form, value),
     });
     this.shown.set(id, form);

@@ -156,8 +156,8 @@ export class Table {
 
   row(program) {
     const name = h("button", { type: "button", title: program.id }, program.id);
-    const first = h("td", { role: "cell" }, name, h("small"), h("p", { class: "words" }));
-    const state = h("td", { role: "cell", class: "at-state" }, h("span", { class: "dotted" }), h("p", { class: "at-wait" }));
+    const first = h("td", { role: "cell" }, name, h("small"), h("p", { class: "words", dir: "auto" }));
+    const state = h("td", { role: "cell", class: "at-state" }, h("span", { class: "dotted" }), h("p", { class: "at-wait", dir: "auto" }));
     const numbers = COLUMNS.slice(2).map(([, title]) => h("td", { role: "cell", class: "number", "data-title": title }));
     return h("tr", { role: "row", "data-program": program.id }, first, state, ...numbers);
   }
