@@ -94,6 +94,12 @@ async def order(ctx: Context, who: str) -> str:
     return f"{who}: {drink}"
 
 
+@program
+async def mute(ctx: Context, text: str) -> str | None:
+    """A native program whose result is empty: a text that has no letters, or nothing."""
+    return "" if text == "text" else None
+
+
 class ObligingExecutor(ScriptedExecutor):
     """Calls the tool that a message names; an answer to "slowly NAME" pauses at the gate NAME."""
 
@@ -128,4 +134,6 @@ def _say(call: Call) -> str | ToolCall:
         return ToolCall("send_mail", {"to": text.split()[1]})
     if text.startswith("weather in "):
         return ToolCall("weather", {"city": text.split()[2]})
+    if text == "nothing, please":
+        return ""
     return EVIL if text == "evil" else f"You said {text}, and I have heard you."

@@ -9,7 +9,7 @@ import pytest
 import pytest_asyncio
 from playwright.async_api import Browser
 
-from tests.serving.chat.agent import ObligingExecutor, agent_graph, held, held_twice, order
+from tests.serving.chat.agent import ObligingExecutor, agent_graph, held, held_twice, mute, order
 from tests.serving.chat.talks import APIS
 from tests.serving.langgraph.graphs import approval, poem, steps_graph
 from tests.serving.langgraph.serve import Serving, serving
@@ -20,7 +20,7 @@ from tests.serving.observability.browser import opened_browser
 def it(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
     """One server for the tests of a module."""
     database: Path = tmp_path_factory.mktemp("server") / "agentrt.db"
-    programs = {"poem": poem, "approval": approval, "held": held, "order": order}
+    programs = {"poem": poem, "approval": approval, "held": held, "order": order, "mute": mute}
     graphs = {"agent": agent_graph(), "steps": steps_graph()}
     things = {**graphs, **programs, "held_twice": held_twice}
     with serving(things, database, *APIS, executor=ObligingExecutor()) as it:

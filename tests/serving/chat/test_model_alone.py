@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 from typing import Any
 
@@ -188,3 +189,35 @@ async def test_two_tabs_on_a_conversation_lose_no_message(browser: Browser, tmp_
         await expect(others).to_have_text(whole)
         await page.reload()
         await expect(texts).to_have_text(whole)
+
+
+@pytest.mark.parametrize(
+    ("content", "reason", "told"),
+    [
+        ("", "stop", ["hi", "The model's answer is empty. Edit your message to ask again."]),
+        (
+            "half of",
+            "length",
+            ["hi", "half of", "The answer is cut off: it has reached the limit on its tokens."],
+        ),
+    ],
+)
+async def test_an_answer_that_is_empty_or_cut_off_is_named(
+    browser: Browser, tmp_path: Path, content: str, reason: str, told: list[str]
+) -> None:
+    """As vLLM sends it, for example when the conversation has filled the model's context."""
+    choice = {"index": 0, "delta": {"content": content}, "finish_reason": reason}
+    body = f"data: {json.dumps({'choices': [choice]})}\n\ndata: [DONE]\n\n"
+    database = f"sqlite:{tmp_path / 'agentrt.db'}"
+    async with (
+        open_server(answer, apis=APIS, database=database) as local,
+        shown(browser, local.url) as page,
+    ):
+        await page.route(
+            "**/v1/chat/completions",
+            lambda route: route.fulfill(content_type="text/event-stream", body=body),
+        )
+        await say(page, "hi")
+        for _ in range(2):
+            await expect(page.locator("article .text")).to_have_text(told)
+            await page.reload()

@@ -22,7 +22,8 @@ WRITE = """async (text) => {
   const box = document.createElement("div");
   for (let end = 1; end < text.length; end += 1) write(box, text.slice(0, end));
   write(box, text);
-  return box.innerHTML.replaceAll(/ (tabindex="0"|dir="\\w+")/g, "").replace(/ target=.*?nofollow"/g, "");
+  const dropped = / (tabindex="0"|dir="\\w+"|target=.*?nofollow")/g;
+  return box.innerHTML.replaceAll(dropped, "");
 }"""
 
 
@@ -298,6 +299,23 @@ async def test_the_focus_stays_in_its_list_when_a_run_ends(it: Serving, browser:
             assert await page.evaluate(active) == name
 
 
+async def test_an_end_without_an_answer_is_said(it: Serving, browser: Browser) -> None:
+    async with shown(browser, it.url) as page:
+        await say(page, "nothing, please")
+        texts = page.locator("article .text")
+        for _ in range(2):
+            await expect(texts).to_have_text(["nothing, please", "The answer is empty."])
+            await page.reload()
+        for text in ("text", "none"):
+            await choose(page, "mute")
+            await give(page, text)
+            for _ in range(2):
+                await expect(texts).to_have_text([text, "The run has ended without a result."])
+                await page.reload()
+            await give(page, "text")
+            await expect(texts).to_have_text([text, "text", "The run has ended without a result."])
+
+
 async def test_an_answer_that_does_not_arrive_is_kept(it: Serving, browser: Browser) -> None:
     async with shown(browser, it.url, expected="ERR_") as page:
         await say(page, "mail Ann")
@@ -509,7 +527,8 @@ async def test_words_of_each_script_have_its_direction(it: Serving, browser: Bro
     arabic = "هل هذا صحيح؟ نعم (2)!"
     async with shown(browser, it.url) as page:
         await say(page, arabic)
-        await expect(page.locator("article")).to_have_count(2)
+        await expect(page.locator("article .text").last).to_have_text(said(arabic))
+        await expect(page.get_by_role("button", name="Send", exact=True)).to_be_visible()
         direction = "(element) => element.matches(':dir(rtl)')"
         for part in ("#title", "#threads bdi"):
             assert await page.locator(part).first.evaluate(direction), part

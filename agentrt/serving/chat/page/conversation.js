@@ -92,6 +92,7 @@ export class Conversation {
           id: message.id,
           who: message.type === "human" ? "you" : message.type === "system" ? "system" : "agent",
           text: textOf(message.content),
+          isEmpty: message.type === "ai" && !message.content?.length && !callsOf(message).length,
           grows: this.growing.has(message.id) && message.type !== "human",
           calls: callsOf(message).map((call) => ({ ...call, result: results.get(call.id) ?? null })),
         });

@@ -55,7 +55,7 @@ function show() {
   const isAsked = open.length > 0 && !now.drops;
   byId("welcome").hidden = !isNew || !byId("key").hidden;
   const keepEnd = messages.keepEnd();
-  messages.draw(conversation, { isChat, running });
+  messages.draw(conversation, { isChat, running, isDone: !from && now.last?.status === "success" });
   byId("send").hidden = running;
   byId("stop").hidden = !running;
   byId("stop").disabled = now.run === null && now.control === null;
@@ -427,12 +427,14 @@ async function chat(message) {
   let failed = null;
   runs.next(id, () => now.control === control).catch(() => null);
   try {
-    await complete({ id, model: graph.name, messages: said, signal: control.signal }, (piece) => {
+    const reason = await complete({ id, model: graph.name, messages: said, signal: control.signal }, (piece) => {
       answer.content += piece;
       if (control !== now.control) return;
       conversation.say(answer);
       draw();
     });
+    if (reason === "length") failed = "The answer is cut off: it has reached the limit on its tokens.";
+    else if (!answer.content) failed = "The model's answer is empty. Edit your message to ask again.";
   } catch (error) {
     if (error.status === 401) fault(error);
     if (error.name !== "AbortError") failed = error.message;

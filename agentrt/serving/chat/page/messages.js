@@ -8,7 +8,7 @@ import { write } from "./text.js";
 
 const NEAR_PX = 80;
 // The parts that are shown for a graph without messages, besides past events and growing messages.
-const PARTS = new Set(["input", "steps", "working", "result"]);
+const PARTS = new Set(["input", "steps", "working", "result", "end"]);
 const NAMES = { you: "You", agent: "Agent", system: "System", asks: "A question that was answered", fault: "An error" };
 
 export class Messages {
@@ -40,9 +40,10 @@ export class Messages {
     };
   }
 
-  draw(conversation, { isChat, running }) {
+  // `isDone`: the last run has ended as it should, and its result is shown.
+  draw(conversation, { isChat, running, isDone }) {
     if (isChat) this.chat(conversation, running);
-    else this.plain(conversation, running);
+    else this.plain(conversation, running, isDone);
     mark(byId("talk"), "aria-busy", running);
   }
 
@@ -72,11 +73,13 @@ export class Messages {
 
   fill(element, message, running) {
     const [text, calls, edit] = element.children;
+    const grows = message.grows && running;
+    const words = message.isEmpty && !grows ? "*The answer is empty.*" : message.text;
     // Only texts of models are rendered as Markdown; texts of people are shown unchanged.
-    if (message.who !== "agent") say(text, message.text);
-    else if (text.source !== message.text) write(text, message.text);
-    text.source = message.text;
-    mark(element, "data-grows", message.grows && running);
+    if (message.who !== "agent") say(text, words);
+    else if (text.source !== words) write(text, words);
+    text.source = words;
+    mark(element, "data-grows", grows);
     if (edit) edit.disabled = running;
     message.calls.forEach((call, index) => this.call(calls, call, index, running));
   }
@@ -100,7 +103,7 @@ export class Messages {
   }
 
   // Shows a graph without messages: past events, the input, the steps and the result.
-  plain({ input, steps, values, growing, past, questions }, running) {
+  plain({ input, steps, values, growing, past, questions }, running, isDone) {
     this.last = null;
     const items = past.map(aside);
     const kept = new Set([...PARTS, ...items.map(({ id }) => id), ...growing.keys()]);
@@ -113,6 +116,7 @@ export class Messages {
     this.part("working", "steps", isQuiet ? "The agent is working. The panel “What runs” shows its calls." : null);
     const isOver = !running && !questions.length && past.at(-1)?.kind !== "fault";
     this.part("result", "agent", isOver && !isEmpty(values) ? asText(values) : null);
+    this.part("end", "steps", isOver && isDone && isEmpty(values) ? "The run has ended without a result." : null);
   }
 
   part(key, who, text) {

@@ -80,22 +80,24 @@ export function forget(id) {
 
 const ROLES = { human: "user", system: "system", ai: "assistant" };
 
-// Sends a chat to the model, and calls `tell` with each piece of its answer.
+// Sends a chat to the model, and calls `tell` with each piece of its answer. Returns the reason for
+// which the answer has ended, as the API names it.
 export async function complete({ id, model, messages, signal }, tell) {
   const said = messages.map(({ type, content }) => ({ role: ROLES[type], content: textOf(content) }));
   const headers = { "x-agentrt-program": id, "x-agentrt-session": id, "x-agentrt-type": "chat" };
   const response = await send("POST", "v1/chat/completions", { model, messages: said, stream: true }, { headers, signal });
-  let isOver = false;
+  let reason = null;
   try {
     await read(response.body, (name, chunk) => {
       if (chunk.error) throw new Fault(`The model failed: ${chunk.error.message ?? chunk.error}`);
       const [choice] = chunk.choices ?? [];
-      isOver ||= Boolean(choice?.finish_reason);
+      reason ??= choice?.finish_reason ?? null;
       if (choice?.delta?.content) tell(choice.delta.content);
     });
   } catch (error) {
     if (error instanceof TypeError) throw new Fault("The connection broke before the answer was whole. Edit your message to ask again.");
     throw error;
   }
-  if (!isOver) throw new Fault("The answer ended before it was whole. Edit your message to ask again.");
+  if (!reason) throw new Fault("The answer ended before it was whole. Edit your message to ask again.");
+  return reason;
 }

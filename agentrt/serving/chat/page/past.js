@@ -58,7 +58,7 @@ function answersOf(run, questions, resume, after) {
   });
 }
 
-export const isEmpty = (value) => value === null || value === undefined || (typeof value === "object" && !Object.keys(value).length);
+export const isEmpty = (value) => value === null || value === undefined || value === "" || (typeof value === "object" && !Object.keys(value).length);
 
 const lastId = (values) => (Array.isArray(values?.messages) ? (values.messages.at(-1)?.id ?? null) : null);
 
