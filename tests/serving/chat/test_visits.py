@@ -205,11 +205,12 @@ async def test_an_answer_whose_run_does_not_start_is_shown_in_another_conversati
         await expect(page.locator(".ask p")).to_have_text("approve tea?")
 
 
-@pytest.mark.parametrize("is_back", [True, False], ids=["server back", "chosen again"])
+@pytest.mark.parametrize("back", ["server", "engine", "nothing"])
 async def test_a_conversation_that_did_not_load_is_loaded_again(
-    it: Serving, browser: Browser, is_back: bool
+    it: Serving, browser: Browser, back: str
 ) -> None:
-    """By itself when the server is back, or when its row is chosen again."""
+    """By itself when the server or its engine is back, or else when its row is chosen again."""
+    is_back = back != "nothing"
     async with shown(browser, it.url, expected="Failed to load resource") as page:
         await say(page, "hello")
         articles = page.locator("article .text")
@@ -220,7 +221,10 @@ async def test_a_conversation_that_did_not_load_is_loaded_again(
         alert = page.get_by_role("alert")
 
         async def fail(route: Any) -> None:
-            await (route.abort() if is_back else route.fulfill(status=503, json={"detail": "busy"}))
+            if back == "server":
+                await route.abort()
+            else:
+                await route.fulfill(status=503, json={"detail": "no engine is up"})
 
         paths = [f"**/threads/{thread}", "**/health"] if is_back else [f"**/threads/{thread}"]
         for path in paths:
@@ -228,7 +232,8 @@ async def test_a_conversation_that_did_not_load_is_loaded_again(
         await _row(page, thread).click()
         await expect(alert).to_be_visible()
         if is_back:
-            await expect(page.locator("#status")).to_have_text("no server; trying again")
+            status = f"no {back}; trying again"
+            await expect(page.locator("#status")).to_have_text(status)
         for path in paths:
             await page.unroute(path)
         if not is_back:

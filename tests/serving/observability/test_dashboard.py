@@ -439,6 +439,30 @@ async def test_the_graph_of_a_program_that_continues_after_its_end_grows(browser
             await expect(page.locator("#program-facts")).to_contain_text("done")
 
 
+async def test_the_graph_of_a_program_that_a_restarted_server_resumes_is_drawn(
+    browser: Browser,
+) -> None:
+    """Between the server's start and the program's, the server does not know the program."""
+
+    def begin(runtime: Runtime, call: str) -> None:
+        run = runtime.registry.open("again", named="same")
+        runtime.registry.begin_call(run, Scope(run, "again"), call)
+
+    name = "#graph .node text"
+    async with AsyncExitStack() as stack:
+        async with Runtime(ScriptedExecutor()) as runtime, dashboard(runtime) as url:
+            page = await stack.enter_async_context(watched(browser, url, expected="Failed to load"))
+            begin(runtime, "first")
+            await page.locator('tr[data-program="same"]').click()
+            await expect(page.locator(name).first).to_have_text("first")
+        unknown = asyncio.ensure_future(page.wait_for_event("response", lambda a: a.status == 404))
+        async with Runtime(ScriptedExecutor()) as runtime:
+            async with dashboard(runtime, urlsplit(url).port or 0):
+                await unknown
+                begin(runtime, "second")
+                await expect(page.locator(name).first).to_have_text("second")
+
+
 SILENT = """{
   const own = window.fetch;
   window.fetch = (path, options) => {

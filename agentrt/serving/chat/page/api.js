@@ -19,13 +19,13 @@ export async function ask(method, path, body) {
   return text ? JSON.parse(text) : null;
 }
 
-// Calls `tell` with whether the server answers, at once and after each change.
+// Calls `tell` with what is missing ("server", "engine" or null), at once and after each change.
 export function watchServer(tell) {
-  let before = null;
+  let before;
   const look = async () => {
     const signal = AbortSignal.timeout(HEALTH_MS);
-    const isThere = await request("health", { signal }).then(() => true, () => false);
-    if (isThere !== before) tell((before = isThere));
+    const missing = await request("health", { signal }).then(({ status }) => (status === 503 ? "engine" : null), () => "server");
+    if (missing !== before) tell((before = missing));
     setTimeout(look, HEALTH_MS);
   };
   look();

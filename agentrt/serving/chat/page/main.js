@@ -40,11 +40,11 @@ const draw = oncePerFrame(show);
 const answers = new Map();
 // `thread`: null for a new thread. `from`: the checkpoint to continue from. `run`: the id of the run
 // in progress. `control`: aborts the answer of a model. `waits`: the written message is sent when the
-// run ends. `drops`: another message may be written while a question is open. `lost`: the connection
+// run ends. `missing`: "server", "engine" or null. `drops`: another message may be written while a question is open. `lost`: the connection
 // to the run is lost. `isStale`: the conversation did not load, or not after its last run. `last`: the last run
 // that the page shows, null if there is none, undefined while the conversation loads. `visit`: how many conversations the page has opened.
 const now = {
-  graph: null, graphs: [], ready: null, isChat: true, isThere: true,
+  graph: null, graphs: [], ready: null, isChat: true, missing: null,
   thread: null, past: [], last: undefined, run: null, control: null, running: false, from: null, waits: false, drops: false, lost: false, isStale: false, sending: false, place: "", visit: 0,
 };
 
@@ -79,9 +79,9 @@ function hint(isOpen) {
 
 function status(isOpen) {
   const element = byId("status");
-  const isLost = now.lost || !now.isThere;
-  const [state, words] = isLost ? ["failed", "no server; trying again"] : now.running ? ["running", "running"] : ["waiting for a human", "asks you"];
-  element.hidden = !(isLost || now.running || isOpen);
+  const missing = now.lost ? "server" : now.missing;
+  const [state, words] = missing ? ["failed", `no ${missing}; trying again`] : now.running ? ["running", "running"] : ["waiting for a human", "asks you"];
+  element.hidden = !(missing || now.running || isOpen);
   element.dataset.state = state;
   say(element, words);
 }
@@ -99,7 +99,7 @@ function place(next) {
 
 function fault(error) {
   const isKey = error?.status === 401;
-  now.isLostFault = error?.status === 0;
+  now.isLostFault = error?.status === 0 || error?.status === 503;
   if (isKey) askForKey();
   byId("fault").hidden = !error || isKey;
   say(byId("fault").firstElementChild, error?.message ?? "");
@@ -541,9 +541,9 @@ window.addEventListener("pagehide", () => {
   for (const [id, { model, said, answer }] of answers) keepAnswer(id, model, said, answer, LEFT);
 });
 watchChats(showStored);
-watchServer((isThere) => {
-  const isBack = isThere && !now.isThere;
-  now.isThere = isThere;
+watchServer((missing) => {
+  const isBack = !missing && now.missing !== null;
+  now.missing = missing;
   if (isBack && now.isLostFault) fault(null);
   if (isBack && !now.graphs.length) begin();
   else if (isBack && now.isStale) open();

@@ -41,26 +41,34 @@ export class Graph {
     });
   }
 
-  // Shows a program. If the drawn program has ended and its id was used again, this is another program.
+  // Shows a program. If the drawn program has ended, or the server had forgotten it, its id may belong to
+  // a later program, or to the same program after a restart of the server.
   show({ id, started_at: at }) {
     if (id !== this.id) this.choose(id);
-    else if (this.isOver && at !== this.program.started_at) this.follow();
+    else if (this.isOver && at !== this.startedAt) {
+      this.startedAt = at;
+      this.follow();
+    }
   }
 
   // Clears the graph: no program is selected.
   clear() {
     this.stop();
-    Object.assign(this, { id: null, program: null, nodes: [], shape: "", facts: "", pointed: null });
+    Object.assign(this, { id: null, program: null, startedAt: null, nodes: [], shape: "", facts: "", pointed: null });
   }
 
   gone() {
+    this.isOver = true;
     if (!this.program) this.facts = "The server no longer has this program.";
     this.redraw();
   }
 
   tell(name, body) {
     if (name === "snapshot") this.nodes = [];
-    for (const program of body.programs ?? []) this.program = program;
+    for (const program of body.programs ?? []) {
+      this.program = program;
+      this.startedAt = program.started_at;
+    }
     for (const node of body.nodes ?? []) this.nodes[node.id] = node;
     this.isOver = this.program !== null && this.program.ended_at !== null && ENDED.has(this.program.state);
     if (this.isOver) this.stop(); // its connection is free for other requests
