@@ -456,11 +456,31 @@ async def test_the_graph_of_a_program_that_a_restarted_server_resumes_is_drawn(
             await page.locator('tr[data-program="same"]').click()
             await expect(page.locator(name).first).to_have_text("first")
         unknown = asyncio.ensure_future(page.wait_for_event("response", lambda a: a.status == 404))
-        async with Runtime(ScriptedExecutor()) as runtime:
-            async with dashboard(runtime, urlsplit(url).port or 0):
-                await unknown
-                begin(runtime, "second")
-                await expect(page.locator(name).first).to_have_text("second")
+        async with (
+            Runtime(ScriptedExecutor()) as runtime,
+            dashboard(runtime, urlsplit(url).port or 0),
+        ):
+            await unknown
+            begin(runtime, "second")
+            await expect(page.locator(name).first).to_have_text("second")
+
+
+async def test_a_server_that_takes_no_more_readers_is_not_called_away(browser: Browser) -> None:
+    """As with 64 readers, or while the engine of a restarted server starts."""
+
+    async def check(route: Any) -> None:
+        await (route.fulfill(status=503) if is_busy else route.continue_())
+
+    is_busy = True
+    async with (
+        Runtime(ScriptedExecutor()) as runtime,
+        dashboard(runtime) as url,
+        watched(browser, url, check=check, expected="503") as page,
+    ):
+        link = page.locator("#link")
+        await expect(link).to_have_text("the server is busy or starting; trying again")
+        is_busy = False
+        await expect(link).to_have_text("live")
 
 
 SILENT = """{

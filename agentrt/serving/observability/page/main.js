@@ -14,7 +14,7 @@ const NARROW = matchMedia("(max-width: 980px)");
 const STATES = ["running", "waiting", "in tool", "waiting for a human"];
 const TOTALS = ["live", ...STATES, "tokens/s"];
 const SHORT = { "waiting for a human": "for a human" };
-const LINKS = { live: "live", lost: "no server; trying again", refused: "a key is needed" };
+const LINKS = { live: "live", lost: "no server; trying again", busy: "the server is busy or starting; trying again", refused: "a key is needed" };
 
 const store = new Store();
 const draw = oncePerFrame(() => {

@@ -22,7 +22,7 @@ export function request(path, options = {}) {
 // Follows `path`, and returns a function that stops this. When the stream ends, connects again after
 // a pause, but not after an answer 401 or 403 ("refused") or 404 ("gone"). While the page is hidden,
 // there is no stream: a browser has only six connections to a server, for all pages together.
-// `on` has event(name, body), state("live" | "lost" | "refused" | "gone").
+// `on` has event(name, body), state("live" | "lost" | "busy" | "refused" | "gone").
 export function follow(path, on) {
   let control = null;
   const look = () => {
@@ -48,7 +48,7 @@ async function run(path, on, signal) {
     }
     if (outcome === "silent") continue;
     rest = outcome === "live" ? FIRST_REST_MS : Math.min(2 * rest, LONGEST_REST_MS);
-    on.state("lost");
+    on.state(outcome === "busy" ? "busy" : "lost");
     await new Promise((resolve) => setTimeout(resolve, rest));
   }
 }
@@ -59,7 +59,7 @@ async function once(path, on, signal) {
     const response = await request(path, { headers: { Accept: "text/event-stream" }, signal });
     if (response.status === 401 || response.status === 403) return "refused";
     if (response.status === 404) return "gone";
-    if (!response.ok) return "lost";
+    if (!response.ok) return "busy";
     on.state("live");
     outcome = "live";
     await read(response.body, on.event, SILENT_MS);
