@@ -269,6 +269,7 @@ async def test_a_long_conversation_loads_few_checkpoints_at_a_time(
         await older.press("Enter")
         await expect(rows).to_have_count(50)
         await expect(older).to_be_hidden()
+        await expect(page.locator("#checkpoints button[tabindex='0']")).to_be_focused()
         await expect(page.locator("#checkpoints")).to_have_css("list-style-type", "decimal")
         loads.clear()
         await say(page, "hello")

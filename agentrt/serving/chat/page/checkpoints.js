@@ -17,7 +17,7 @@ export class Checkpoints {
     this.chosen = null;
     this.turn = 0;
     this.stop = roving(byId("checkpoints"), "button");
-    byId("older").addEventListener("click", () => this.loadOlder().catch(failed));
+    byId("older").addEventListener("click", () => this.showOlder().catch(failed));
   }
 
   clear() {
@@ -37,6 +37,12 @@ export class Checkpoints {
     if (at < 0) this.isWhole = states.length < NEWEST;
     this.states = [...states, ...(at < 0 ? [] : this.states.slice(at + 1))];
     this.draw();
+  }
+
+  async showOlder() {
+    await this.loadOlder();
+    // The button is gone when all checkpoints are shown, and the focus goes on in the list.
+    if (byId("older").hidden) byId("checkpoints").querySelector("button[tabindex='0']")?.focus();
   }
 
   // Loads checkpoints that are older than the known checkpoints. Returns false if another thread or
