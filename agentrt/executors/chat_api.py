@@ -77,6 +77,10 @@ class Caller(Protocol):
 
 FIELDS = "agentrt.fields"
 """The key of an ASGI scope for the request's body, parsed as a JSON object."""
+GONE = "agentrt.gone"
+"""The key of an ASGI scope for a future that is done when the client has disconnected. A scope of
+another server does not have it.
+"""
 CALLER: ContextVar[Caller | None] = ContextVar("agentrt_caller", default=None)
 """The caller for which vLLM's own code makes calls through its engine client now."""
 WORKS_FOR: ContextVar[str] = ContextVar("agentrt_works_for", default="")

@@ -19,6 +19,7 @@ from uvicorn.protocols.http.flow_control import service_unavailable
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
+from agentrt.executors.chat_api import GONE
 from agentrt.serving.server import Bounds
 
 DROPPED_PER_S = 8 * 1024 * 1024
@@ -120,6 +121,7 @@ class TimeoutProtocol(ReaderTimeout, HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # uvicorn's base narrows it, too
         super().connection_made(transport)
         self._request_timer: asyncio.TimerHandle | None = None
+        self._gone: asyncio.Future[None] | None = None
         self._header_bytes = 0
         self._in_body = False
         self._await_request()
@@ -127,6 +129,8 @@ class TimeoutProtocol(ReaderTimeout, HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._cancel_request_timer()
         super().connection_lost(exc)
+        if self._gone is not None and not self._gone.done():
+            self._gone.set_result(None)
 
     def _cancel_request_timer(self) -> None:
         if self._request_timer is not None:
@@ -174,6 +178,7 @@ class TimeoutProtocol(ReaderTimeout, HttpToolsProtocol):
         if app is service_unavailable:  # too many connections: the application refuses the request
             cycle.scope["state"]["is_over_limit"] = True
             app = self.app
+        self._gone = cycle.scope[GONE] = self.loop.create_future()
         super()._start_asgi_task(cycle, app)
 
     def _await_request(self) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 from pydantic_core import from_json
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from agentrt.executors.chat_api import FIELDS, calling
+from agentrt.executors.chat_api import FIELDS, GONE, calling
 from agentrt.runtime.first_words import first_words
 from agentrt.serving.bodies import pause, with_length
 from agentrt.serving.error_responses import (
@@ -140,16 +140,14 @@ class Exchange:
             caller.is_gone = message["type"] == "http.disconnect" and not is_background
             return message
 
-        later, streams = asyncio.get_running_loop().call_later, self.fields.get("stream") is True
-        if (keep_alive_s := self.server.keep_alive_s) and streams:
-            self._early = later(keep_alive_s, self._begin_early, send)
-        elif (
-            (early_s := self.server.early_s)
-            and keep_alive_s
-            and not streams
-            and not scope["state"].get(NO_CONNECTION)
-        ):
-            self._early = later(early_s, self._begin_whole, send)
+        def disconnected(gone: object) -> None:
+            caller.is_gone = True
+
+        gone: asyncio.Future[None] | None = None if is_background else scope.get(GONE)
+        if gone is not None:
+            gone.add_done_callback(disconnected)
+
+        self._keep_open(scope, send)
         try:
             with calling(caller):
                 await app(scope, receive_watched, self._sending(send))
@@ -163,12 +161,25 @@ class Exchange:
             last = broken_off(self.path, caller.error or error)
             await send({"type": "http.response.body", "body": last, "more_body": False})
         finally:
+            if gone is not None:
+                gone.remove_done_callback(disconnected)
             if self._early is not None:
                 self._early.cancel()
             if not self._goes_on(app):
                 await caller.close()
                 self._leave()
             self._end_try()
+
+    def _keep_open(self, scope: Scope, send: Send) -> None:
+        """Begin the answer early if vLLM does not begin it in time."""
+        keep_alive_s, early_s = self.server.keep_alive_s, self.server.early_s
+        later = asyncio.get_running_loop().call_later
+        if not keep_alive_s:
+            return
+        if self.fields.get("stream") is True:
+            self._early = later(keep_alive_s, self._begin_early, send)
+        elif early_s and not scope["state"].get(NO_CONNECTION):
+            self._early = later(early_s, self._begin_whole, send)
 
     def _sending(self, send: Send) -> Send:
         """Return ``send`` wrapped so that the answer is parsed and edited while it is sent."""

@@ -205,6 +205,7 @@ CALLED = {
         "entrypoints.serve.engine.serving:BaseServing._log_inputs": (
             "self request_id inputs params lora_request"
         ),
+        "entrypoints.serve.utils.api_utils:with_cancellation": "handler_func",
         "entrypoints.serve.utils.api_utils:get_max_tokens": (
             "max_model_len max_tokens input_length default_sampling_params override_max_tokens "
             "truncate_prompt_tokens"

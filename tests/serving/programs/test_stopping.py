@@ -64,6 +64,53 @@ async def test_a_client_that_leaves_a_stream_cancels_its_calls() -> None:
         await is_rid_of(local)
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("is_stopped", [False, True], ids=["disconnected", "cancelled"])
+async def test_a_request_of_another_asgi_server_ends_its_calls(
+    stream: bool, is_stopped: bool
+) -> None:
+    """Its scope has no future for the end of the connection, only `receive` tells."""
+    leaves, sent = asyncio.Event(), list[Any]()
+    raw = json.dumps(body(stream=stream)).encode()
+    messages = iter([{"type": "http.request", "body": raw, "more_body": False}])
+
+    async def receive() -> Any:
+        for message in messages:
+            return message
+        await leaves.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    headers = {b"content-type": b"application/json"}
+    state = {"tenant": "default", "operator": True, "request_id": "r", "headers": headers}
+    scope = {
+        "type": "http",
+        "asgi": {"version": "3.0"},
+        "http_version": "1.1",
+        "method": "POST",
+        "path": CHAT,
+        "root_path": "",
+        "query_string": b"",
+        "headers": list(headers.items()),
+        "state": state,
+    }
+    async with open_server(kind=Held) as local:
+        front: Any = local.server.frontend
+        asking = asyncio.create_task(front(scope, receive, send))
+        await local.engine.began.wait()
+        if is_stopped:
+            asking.cancel()
+            await asyncio.wait([asking])
+            assert asking.cancelled()
+        else:
+            leaves.set()
+            await asking
+        await is_rid_of(local)
+        assert not any(b'finish_reason":"stop' in message.get("body", b"") for message in sent)
+
+
 async def test_a_client_that_disconnects_before_admission_leaves_the_queue() -> None:
     limits = Limits(concurrency=1)
     async with open_server(kind=Held, limits=limits, is_shared=True) as local:
