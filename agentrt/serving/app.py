@@ -81,7 +81,7 @@ async def opened_app(
             app.router.default = rest
         direct = {} if rest is None else dict.fromkeys(rest.paths, rest)
         origins = OriginCheck(server.origins, has_keys=server.keys is not None)
-        yield origins.around(Middleware(app, server, origins, direct))
+        yield Middleware(app, server, origins, direct)
 
 
 async def _internal_error(request: Request, error: Exception) -> Response:

@@ -18,7 +18,7 @@ import asyncio
 import re
 import time
 from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
-from secrets import token_hex
+from os import urandom
 from typing import Annotated, Any
 from urllib.parse import unquote
 
@@ -163,6 +163,10 @@ class _Stepped:
 
 
 DEFAULT_TENANT = "default"
+_FOR_PAGES = "agentrt.for_pages"
+"""The key of the scope of a request whose answer gets the headers for pages of other origins. Only
+the requests of web pages need them, and for each piece of an answer they cost three functions.
+"""
 OPEN_PATHS = frozenset({"/", "/health", "/ready", "/ok", "/dashboard", "/favicon.ico"})
 """Paths that need no key: health checks, and pages that contain no data."""
 
@@ -212,12 +216,17 @@ class Middleware:
         self._direct = direct
         self._long = LongRequests()
         self._sockets = Sockets(app, self._check, self)
+        self._for_pages = origins.around(self)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "websocket":
             await self._sockets(scope, receive, send)
             return
         headers = dict(reversed(scope["headers"]))
+        if b"origin" in headers and _FOR_PAGES not in scope:
+            scope[_FOR_PAGES] = True
+            await self._for_pages(scope, receive, send)
+            return
         request_id = _request_id(headers)
         state = scope.setdefault("state", {})
         state["request_id"], state["headers"] = request_id, headers
@@ -225,7 +234,11 @@ class Middleware:
         if scope["method"] == "HEAD" and _is_open(path):
             # Monitors and load balancers use HEAD, too. uvicorn leaves out the body of the answer.
             scope = {**scope, "method": "GET"}
-        sending = _Sending(send, path, request_id, self._server.keep_alive_s)
+        # For the request of a page, `OriginCheck.around` adds this header and others.
+        own = [(b"x-request-id", request_id.encode("ascii"))]
+        if b"origin" not in headers:
+            own.append((b"vary", b"Origin"))
+        sending = _Sending(send, path, own, self._server.keep_alive_s)
         try:
             await self._answer(scope, receive, sending, headers)
         except asyncio.CancelledError:  # the server's shutdown cancelled the request
@@ -253,7 +266,7 @@ class Middleware:
             await refusal(scope, receive, send)
             return
         path = scope["path"]
-        if _is_open(path):
+        if path not in self._direct and _is_open(path):
             await self._app(scope, receive, send)
             return
         app = self._direct.get(path, self._app)
@@ -288,7 +301,7 @@ class Middleware:
             return _unavailable(path, reason, "too_many_connections")
         if server.draining and not _goes_on("" if is_socket else scope["method"], path):
             return _stopping(path, "it finishes running work and accepts no new work")
-        is_open = _is_open(path)
+        is_open = path not in self._direct and _is_open(path)
         why = None if is_open else self._origins.refusal(headers, is_socket=is_socket)
         if why is not None:
             return error_response(path, 403, why, code="foreign_origin")
@@ -352,53 +365,59 @@ class Middleware:
         ``is_open``, and None if it is not.
         """
         if self._server.keys is None:
-            named = _named_tenant(headers) or DEFAULT_TENANT
-            tenant = named if TENANT_NAME.fullmatch(named) else None
-        else:
-            tenant = self._server.keys.tenant_of(_key(headers))
+            if b"x-agentrt-tenant" not in headers:
+                return DEFAULT_TENANT
+            named = unquote(headers[b"x-agentrt-tenant"].decode("latin-1"))
+            return named if TENANT_NAME.fullmatch(named) else DEFAULT_TENANT
+        tenant = self._server.keys.tenant_of(_key(headers))
         return DEFAULT_TENANT if tenant is None and is_open else tenant
 
 
 class _Sending:
-    """A send function that adds the request's id to the answer, keeps streams alive, and escapes
-    the characters in a stream's events at which some clients end a line.
+    """A send function that adds the headers ``own``, with the request's id, to the answer, keeps
+    streams alive, and escapes the characters in a stream's events at which some clients end a line.
 
     ``alive`` is the stream's keep-alive, if the answer is a stream. ``is_begun`` is True as
     soon as sending the head of the answer begins, and ``is_over`` after all of it was sent.
     """
 
     __slots__ = (
-        *("_interval_s", "_is_stream", "_path", "_request_id", "_send"),
+        *("_interval_s", "_is_stream", "_own", "_path", "_send"),
         *("alive", "is_begun", "is_over"),
     )
 
-    def __init__(self, send: Send, path: str, request_id: str, interval_s: float) -> None:
+    def __init__(
+        self, send: Send, path: str, own: Sequence[tuple[bytes, bytes]], interval_s: float
+    ) -> None:
         self._send, self._path = send, path
-        self._request_id, self._interval_s = request_id, interval_s
+        self._own, self._interval_s = own, interval_s
         self.alive: KeepAlive | None = None
         self._is_stream = self.is_begun = self.is_over = False
 
     def __call__(self, message: Message) -> Awaitable[None]:
-        if self.alive is not None and (message.get("body") or not message.get("more_body", False)):
-            self.alive.last, self.alive.idle = message, 0  # an empty piece keeps nothing alive
-        if message["type"] == "http.response.start":
-            self.is_begun = True
-            request_id = self._request_id.encode("ascii")
-            own = [(b"x-request-id", request_id)]
-            if self._path.startswith(_MESSAGES):
-                own.append((b"request-id", request_id))  # its name in Anthropic's API
-            message["headers"] = headers = [*message.get("headers", ()), *own]
-            for name, value in headers:
-                if name == b"content-type" and value[: len(STREAM)] == STREAM:
-                    self._is_stream = True
-                    if self._interval_s:
-                        self.alive = KeepAlive(self._send, self._path, self._interval_s)
+        goes_on = "more_body" in message and message["more_body"]
+        if self._is_stream:
+            body = bytes(message["body"]) if "body" in message else b""
+            if not body.isascii():
+                message["body"] = escape_line_ends(body)
+            if self.alive is not None and (body or not goes_on):
+                self.alive.last, self.alive.idle = message, 0  # an empty piece keeps nothing alive
+        elif message["type"] == "http.response.start":
+            self._begin(message)
             return self._send(message)
-        if self._is_stream and "body" in message:
-            message["body"] = escape_line_ends(bytes(message["body"]))
-        if "more_body" not in message or not message["more_body"]:
-            return self._last(message)
-        return self._send(message)
+        return self._send(message) if goes_on else self._last(message)
+
+    def _begin(self, start: Message) -> None:
+        """Complete the head of the answer."""
+        self.is_begun = True
+        start["headers"] = headers = [*start.get("headers", ()), *self._own]
+        if self._path.startswith(_MESSAGES):
+            headers.append((b"request-id", self._own[0][1]))  # its name in Anthropic's API
+        for name, value in headers:
+            if name == b"content-type" and value[: len(STREAM)] == STREAM:
+                self._is_stream = True
+                if self._interval_s:
+                    self.alive = KeepAlive(self._send, self._path, self._interval_s)
 
     async def _last(self, message: Message) -> None:
         await self._send(message)
@@ -478,8 +497,11 @@ def server_failed(path: str) -> Response:
 
 
 def _request_id(headers: dict[bytes, bytes]) -> str:
-    raw_id = headers.get(b"x-request-id", b"").decode("latin-1")
-    return raw_id if _ID.fullmatch(raw_id) else token_hex(16)
+    if b"x-request-id" in headers:
+        raw_id = headers[b"x-request-id"].decode("latin-1")
+        if _ID.fullmatch(raw_id):
+            return raw_id
+    return urandom(16).hex()
 
 
 def _named_tenant(headers: dict[bytes, bytes]) -> str:

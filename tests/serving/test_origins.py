@@ -218,6 +218,15 @@ async def test_the_answer_to_a_foreign_page() -> None:
         assert "X-Agentrt-Run" in made.headers["access-control-expose-headers"].split(", ")
 
 
+async def test_every_answer_says_that_it_depends_on_the_origin() -> None:
+    """A cache must not give a page the answer to a request without an origin, or the reverse."""
+    async with serving() as (_, client):
+        for headers in ({}, {"origin": "http://localhost:3000"}, {"origin": EVIL}):
+            for path in ("/health", "/v1/runs"):
+                answer = await client.get(path, headers=headers)
+                assert answer.headers.get_list("vary", split_commas=True) == ["Origin"]
+
+
 async def test_errors_too_can_be_read_by_pages_that_may() -> None:
     async with serving(PlainKeys(), origins=[EVIL]) as (_, client):
         refused = await client.get("/v1/runs", headers={"origin": EVIL})
