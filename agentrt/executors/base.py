@@ -20,6 +20,7 @@ from agentrt.request import Call, CallReport, CallSpec, Reply
 from agentrt.request.weights import PauseMode
 from agentrt.router.kv_events import KVEventBatch
 from agentrt.scheduler.table import ProgramTotals
+from agentrt.tracking import task_on
 
 if TYPE_CHECKING:
     from prometheus_client import Metric
@@ -90,7 +91,7 @@ class StreamReading(Generic[T]):
         self.task: asyncio.Task[Any] | None = None
 
     def __enter__(self) -> Self:
-        task = asyncio.current_task(self._loop)
+        task = task_on(self._loop)
         self._before = 0 if task is None else task.cancelling()
         self._open.add(self)
         return self
@@ -106,7 +107,7 @@ class StreamReading(Generic[T]):
         return self
 
     def __anext__(self) -> Awaitable[T]:
-        self.task = asyncio.current_task(self._loop)
+        self.task = task_on(self._loop)
         return self._next()
 
     def fail(self, error: Exception) -> None:

@@ -8,6 +8,7 @@ frameworks whose tasks are not branches of a program, and `_compat` reads privat
 
 from __future__ import annotations
 
+from agentrt.tracking._compat import task_on
 from agentrt.tracking.current import current_scope, enter, enter_node, is_alone_in, outside, within
 from agentrt.tracking.frameworks import add_stream
 from agentrt.tracking.tasks import (
@@ -46,6 +47,7 @@ __all__ = [
     "only_rests",
     "outside",
     "release_timers",
+    "task_on",
     "to_its_end",
     "uninstall",
     "within",

@@ -23,6 +23,13 @@ _CLOSING = "async_generator_athrow"
 EAGER_FACTORY: object = getattr(asyncio, "eager_task_factory", None)
 """The task factory that starts tasks eagerly; None before Python 3.12."""
 
+task_on: Callable[[asyncio.AbstractEventLoop], asyncio.Task[Any] | None] = (
+    asyncio.current_task if sys.version_info >= (3, 12) else tasks._current_tasks.get  # type: ignore[attr-defined]  # not in the stubs
+)
+"""Return the task that an event loop runs now, or None. It is called for every token, and Python
+3.11 has `asyncio.current_task` in Python only.
+"""
+
 
 def outer_cell(callback: Callable[[Any], object]) -> CellType | None:
     """Return the cell with the future of a gather or shield if ``callback`` is the callback of a

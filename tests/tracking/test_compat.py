@@ -29,6 +29,20 @@ class Watched(asyncio.Future[None]):
         super().add_done_callback(fn, context=context)
 
 
+async def test_the_task_of_a_loop_is_the_current_task() -> None:
+    loop, callbacks = asyncio.get_running_loop(), asyncio.Event()
+    seen: list[object] = []
+
+    def call_back() -> None:
+        seen.append(_compat.task_on(loop))
+        callbacks.set()
+
+    loop.call_soon(call_back)
+    assert _compat.task_on(loop) is asyncio.current_task(), changed("no `_current_tasks`")
+    await callbacks.wait()
+    assert seen == [None], changed("`_current_tasks` has a task in a callback")
+
+
 @pytest.mark.parametrize("wait", [asyncio.gather, asyncio.shield])
 async def test_gather_and_shield_keep_their_future_in_a_cell(wait: Callable[..., Any]) -> None:
     inner = Watched()
