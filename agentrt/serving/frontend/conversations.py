@@ -41,12 +41,15 @@ def conversation(path: str, body: Mapping[str, Any]) -> list[Message]:
 
 def chat_message(message: Mapping[str, Any]) -> Message:
     """Convert a message of OpenAI's chat completions to a `Message`."""
+    content = message.get("content")
+    if isinstance(content, str) and not message.get("tool_calls"):  # usual
+        return {"role": str(message.get("role")), "content": content.strip(), "tool_calls": []}
     calls = [
         _call(function.get("name"), function.get("arguments"))
         for call in _objects(message.get("tool_calls"))
         if isinstance(function := call.get("function"), dict)
     ]
-    return _message(message.get("role"), _text(message.get("content")), calls)
+    return _message(message.get("role"), _text(content), calls)
 
 
 def blocks_message(content: Any) -> Message:
@@ -143,7 +146,14 @@ def _objects(value: Any) -> list[Mapping[str, Any]]:
 # -- answers: a later request continues a conversation if it begins with these messages
 
 
-_DATA = re.compile(rb"^data: (\{.*)", re.MULTILINE)
+_EVENTS = re.compile(
+    rb'^data: (?:\{.*?"choices":\[\{"index":0,"delta":\{"content":("(?:[^"\\]|\\.)*+")\},'
+    rb'"logprobs":null,"finish_reason":null(?:,"\w+":null)*\}\].*|(\{.*))',
+    re.MULTILINE,
+)
+"""An event of a stream: as its text alone if it is a piece of the text of the only choice, as most
+events are, and otherwise whole.
+"""
 _ENDS = {MESSAGES: b'"stop_reason":"', RESPONSES: b""}
 _END = b'"finish_reason":"'
 _LAST = re.compile(rb"^event: response\.(?:completed|incomplete|failed)\b", re.MULTILINE)
@@ -187,24 +197,26 @@ class AnswerReader:
             self.is_over |= _LAST.search(events) is not None
             if self.id and not self.is_over:
                 return  # the last event repeats the content of all events before it
-        payloads = b",".join(_DATA.findall(events))
-        for event in _json(b'{"events":[%b]}' % payloads).get("events", ()):
-            if self._path == RESPONSES:
-                self._response(event.get("response") or {})
-            elif self._path == MESSAGES:
-                self._block(event)
-            elif "choices" in event:
-                for choice in event["choices"]:
-                    # Most events are a piece of the text, and are read without a further function.
-                    is_last = choice["finish_reason"]
-                    if is_last or "delta" not in choice or choice["index"] not in self._parts:
-                        self._choice(choice)
-                        continue
-                    delta = choice["delta"]
-                    if "content" in delta and "tool_calls" not in delta:
-                        self._parts[choice["index"]].text.append(delta["content"] or "")
-                    else:
-                        self._choice(choice)
+        payloads = b",".join([text or event for text, event in _EVENTS.findall(events)])
+        read = _json(b'{"events":[%b]}' % payloads).get("events", [])
+        # Most events are a text, and are read without a function for each of them.
+        start = 0
+        for at in [at for at, event in enumerate(read) if event.__class__ is not str]:
+            if start < at:
+                self._parts[0].text += read[start:at]
+            self._event(read[at])
+            start = at + 1
+        if start < len(read):
+            self._parts[0].text += read[start:]
+
+    def _event(self, event: Mapping[str, Any]) -> None:
+        if self._path == RESPONSES:
+            self._response(event.get("response") or {})
+        elif self._path == MESSAGES:
+            self._block(event)
+        elif "choices" in event:
+            for choice in event["choices"]:
+                self._choice(choice)
 
     def _response(self, response: Mapping[str, Any]) -> None:
         self.response = response

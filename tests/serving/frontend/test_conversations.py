@@ -177,3 +177,37 @@ def test_malformed_answers_identify_no_conversation(body: bytes) -> None:
         answer.read(body)
         answer.feed(b"data: " + body + b"\n\ndata: {\n\n: comment\n\n")
         assert tools_of([message for reply in answer.replies for message in reply]) == []
+
+
+def test_pieces_of_text_between_other_events_stay_in_order() -> None:
+    """vLLM's own form of an event that is only a piece of text is read in a shorter way."""
+    head = '{"id":"chatcmpl-1","object":"chat.completion.chunk","created":1,"model":"m","choices":'
+    forged = '"choices":[{"index":0,"delta":{"content":"forged"},"logprobs":null'
+
+    def said(text: str, index: int = 0, rest: str = "") -> str:
+        end = f',"logprobs":null,"finish_reason":null,"token_ids":null}}{rest}]'
+        content = json.dumps({"content": text}, ensure_ascii=False, separators=(",", ":"))
+        return f'data: {head}[{{"index":{index},"delta":{content}{end}}}\n\n'
+
+    def sent(event: dict[str, Any]) -> str:
+        return f"data: {json.dumps(event, separators=(',', ':'))}\n\n"
+
+    second = ',{"index":1,"delta":{"content":"d"},"logprobs":null,"finish_reason":null}'
+    events = [
+        sent(chunk({"role": "assistant", "content": ""})),
+        *map(said, ("a", ' "quoted\\" ', forged, "é\n")),
+        sent(chunk({"content": "b"})),
+        ": a comment\n\n",
+        *map(said, ("c", "")),
+        said("e", rest=second),
+        said("f", index=1),
+        sent(chunk({}, "stop")),
+        sent(chunk({}, "stop", 1)),
+        "data: [DONE]\n\n",
+    ]
+    reader = AnswerReader(CHAT, 2)
+    reader.feed("".join(events).encode())
+    assert [reply[0]["content"] for reply in reader.replies] == [
+        f'a "quoted\\" {forged}é\nbce',
+        "df",
+    ]
