@@ -24,13 +24,14 @@ def former_names(**names: str) -> Callable[[type[T]], type[T]]:
 
     def add(kind: type[T]) -> type[T]:
         constructor = "__new__" if issubclass(kind, tuple) else "__init__"
-        make = getattr(kind, constructor)
+        make, renamed = getattr(kind, constructor), tuple(names.items())
 
         @wraps(make)
         def accept(first: Any, /, *args: Any, **options: Any) -> Any:
-            for former in names.keys() & options.keys():
-                _warn(f"{kind.__name__}({former}=…)", f"{names[former]}=", level=3)
-                options[names[former]] = options.pop(former)
+            for former, name in renamed:
+                if former in options:
+                    _warn(f"{kind.__name__}({former}=…)", f"{name}=", level=3)
+                    options[name] = options.pop(former)
             return make(first, *args, **options)
 
         setattr(kind, constructor, accept)

@@ -128,7 +128,7 @@ class LiveEmitter:
         caller = RunCaller(self, self.scope_on_loop("llm"), _replies_in(after))
         whole = StreamedAnswer()
         made = self.chat_stream(request, caller)
-        self.run.streams.add(made)
+        self.run.opens(made)
         async with contextlib.aclosing(made) as pieces:
             async for piece in pieces:
                 whole.add(piece)
@@ -390,7 +390,7 @@ class RunCaller(Caller):
                 async with contextlib.aclosing(outputs) as chunks:
                     if client_call is not None:
                         services.client_calls.add(client_call)
-                        client_call.task = asyncio.current_task(loop)
+                        client_call.task = tracking.task_on(loop)
                     async for chunk in chunks:
                         if client_call is not None:
                             client_call.task = None
@@ -408,7 +408,7 @@ class RunCaller(Caller):
                                 # The run ended while nobody waited for the call's next chunk, so
                                 # there was no task to cancel.
                                 raise asyncio.CancelledError
-                            client_call.task = asyncio.current_task(loop)
+                            client_call.task = tracking.task_on(loop)
             except BaseException as error:
                 if not has_ended:
                     await self._failed(call, node, error, recorder)
@@ -531,7 +531,7 @@ class LiveContexts:
         probes = name not in WRITING
         caller = RunCaller(self.emitter, scope, name=name, probes=probes)
         made = caller.chunks(spec, stream=stream)
-        self.emitter.run.streams.add(made)
+        self.emitter.run.opens(made)
         async with contextlib.aclosing(made) as chunks:
             while (chunk := await _next_outside(chunks)) is not None:
                 yield chunk

@@ -10,7 +10,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 from threading import RLock
-from weakref import WeakKeyDictionary
 
 from agentrt import tracking
 from agentrt.errors import InterruptExpiredError, text_of
@@ -38,7 +37,6 @@ from agentrt.scheduler.table import ProcessTable
 from agentrt.tracking.scope import Scope
 
 Listener = Callable[[Event], None]
-_REGISTRIES: WeakKeyDictionary[Run, RunRegistry] = WeakKeyDictionary()
 
 
 class RunRegistry:
@@ -96,9 +94,8 @@ class RunRegistry:
             row = self.table.start_program(run_id, type, now, tenant=tenant, session=session)
             row.size_hint = size_hint
             dag = ExecutionDAG(run_id, type)
-            run = Run(run_id, type, row, dag, started_at=now)
+            run = Run(run_id, type, row, dag, started_at=now, registry=self)
             self.runs[run_id] = run
-            _REGISTRIES[run] = self
             self._tell(ProgramStarted(run_id, type, now))
             return run
 
@@ -276,10 +273,11 @@ class RunRegistry:
                 service_s, waiting_s = report.service_s, report.waiting_s
                 name = call_id(run, node)
                 self.table.call_ended(run.row, name, now, node.path_s, service_s, waiting_s, report)
-                run.recalled.finished_calls += 1
-                run.recalled.service_s += service_s
-                run.recalled.waiting_s += waiting_s
-                run.recalled.usage += report
+                recalled = run.recalled = run.recalled or ProgramStats("", "")
+                recalled.finished_calls += 1
+                recalled.service_s += service_s
+                recalled.waiting_s += waiting_s
+                recalled.usage += report
             scope.frontier.advance(node.id, node.parents)
             return node
 
@@ -329,4 +327,5 @@ def call_id(run: Run, node: Node) -> str:
 
 def registry_of(run: Run) -> RunRegistry:
     """Return the registry that ``run`` was opened in."""
-    return _REGISTRIES[run]
+    registry: RunRegistry = run.registry
+    return registry

@@ -96,8 +96,10 @@ class Run:
     """The id of another run whose random seeds this run repeats; "" if it draws new seeds."""
     first_words: str = ""
     """The first words of the run's input, by which people recognize the run."""
-    recalled: ProgramStats = field(default_factory=lambda: ProgramStats("", ""), repr=False)
-    """The part of the costs in ``row`` that was paid before the program was resumed."""
+    recalled: ProgramStats | None = field(default=None, repr=False)
+    """The part of the costs in ``row`` that was paid before the program was resumed; None if
+    nothing was.
+    """
     inherited_questions: int = 0
     """The number of questions in a fork's DAG that the run asked from which the fork was made."""
     tokens: TokenLog | None = field(default=None, repr=False)
@@ -110,14 +112,22 @@ class Run:
     """
     stale_cancels: int = field(default=0, repr=False)
     """How often updates of the weights have cancelled the code that runs now."""
-    streams: WeakSet[AsyncGenerator[Any, None]] = field(default_factory=WeakSet, repr=False)
-    """The streams of calls that the program's code has opened. When the code has ended, the runtime
-    closes the streams that are still open.
+    streams: WeakSet[AsyncGenerator[Any, None]] | None = field(default=None, repr=False)
+    """The streams of calls that the program's code has opened; None if it has opened none. When the
+    code has ended, the runtime closes the streams that are still open.
     """
+    registry: Any = field(default=None, repr=False)
+    """The registry in which the run was opened, for `registry_of`."""
     begun: asyncio.Event = field(default_factory=asyncio.Event, repr=False)
     """Set when the start of the run is on the disk, or at once if the run is not recorded. Not set
     if recording the start fails.
     """
+
+    def opens(self, stream: AsyncGenerator[Any, None]) -> None:
+        """Note a stream that the program's code has opened."""
+        if self.streams is None:
+            self.streams = WeakSet()
+        self.streams.add(stream)
 
     async def wait(self) -> Any:
         """Wait for the program's end and return its result. Raises the error that the program

@@ -507,7 +507,7 @@ class Runtime:
         if program.owns_tasks:
             await tracking.cancel_tasks(run, spare=run.task)
         with tracking.outside():
-            for stream in [*run.streams]:
+            for stream in [*(run.streams or ())]:
                 with contextlib.suppress(RuntimeError):  # it is being closed already
                     await stream.aclose()
         await self._services.end_feeds(run.id)

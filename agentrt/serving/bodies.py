@@ -208,6 +208,8 @@ class _IncomingBody:
 
     def in_utf8(self, raw: bytes) -> bytes | None:
         """Return JSON that is in UTF-16 or UTF-32 in UTF-8; None for any other body."""
+        if raw.startswith(b'{"'):  # usual, and not the beginning of any other encoding
+            return None
         encoding = json.detect_encoding(raw[:4])
         if self._is_form or encoding.startswith("utf-8"):
             return None

@@ -367,9 +367,10 @@ class Middleware:
         if self._server.keys is None:
             if b"x-agentrt-tenant" not in headers:
                 return DEFAULT_TENANT
-            named = unquote(headers[b"x-agentrt-tenant"].decode("latin-1"))
-            return named if TENANT_NAME.fullmatch(named) else DEFAULT_TENANT
-        tenant = self._server.keys.tenant_of(_key(headers))
+            named = _named_tenant(headers) or DEFAULT_TENANT
+            tenant = named if TENANT_NAME.fullmatch(named) else None
+        else:
+            tenant = self._server.keys.tenant_of(_key(headers))
         return DEFAULT_TENANT if tenant is None and is_open else tenant
 
 

@@ -103,12 +103,14 @@ class Routing:
         routed = self.dispatcher.send(question, [replica.view for replica in candidates])
         return next(r for r in candidates if r.view is routed.replica), routed
 
-    def ended(self, routed: RoutedCall, report: CallReport | None = None) -> None:
-        """Note that a routed call has ended, with its engine's ``report`` if there is one.
+    def ended(self, routed: RoutedCall | None, report: CallReport | None = None) -> None:
+        """Note that a routed call has ended, with its engine's ``report`` if there is one. Without
+        a ``routed`` call, this does nothing.
 
         Only the first `ended` of a routed call has an effect.
         """
-        self.dispatcher.ended(routed, report)
+        if routed is not None:
+            self.dispatcher.ended(routed, report)
 
     # -- KV events ---------------------------------------------------------------------
 

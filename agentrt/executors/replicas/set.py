@@ -42,6 +42,7 @@ from agentrt.executors.weights import Weights, survivors, update_engines
 from agentrt.request import Call, CallReport, Reply
 from agentrt.request.weights import PauseMode, check_mode
 from agentrt.router import Router
+from agentrt.router.dispatch import RoutedCall
 from agentrt.router.policies import RoundRobinRouter
 from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.policies import level_ends, make_policy
@@ -231,7 +232,7 @@ class ReplicaSet(Executor):
         call_id = call.call_id
         output = CallOutput(call_id)
         while not output.delivered:
-            replica, routed = self.routing.send(call, await self._ready(call))
+            replica, routed = self._routed(call, await self._ready(call))
             engine = replica.executor
             aborted = False
             self._where[call_id] = replica
@@ -269,6 +270,12 @@ class ReplicaSet(Executor):
                 self._supervisor.lost(replica, engine, error)
                 replica.reruns += not output.delivered
 
+    def _routed(self, call: Call, ready: list[Replica]) -> tuple[Replica, RoutedCall | None]:
+        """Choose one of the ``ready`` replicas for a call. Return the replica, and the call as the
+        router knows it; None if the router does not know it.
+        """
+        return self.routing.send(call, ready)
+
     def _with_replica(self, reply: Reply, replica: Replica) -> Reply:
         """Return a call's reply with the name of its replica in the report."""
         report = dataclasses.replace(reply.report, replica=replica.name)
@@ -276,7 +283,8 @@ class ReplicaSet(Executor):
 
     async def _ready(self, call: Call) -> list[Replica]:
         """Wait until replicas can run a call, and return them."""
-        return await self._ready_of(self._able(call.spec.model))
+        able = self._able(call.spec.model)
+        return await self._supervisor.ready_among(able, self._ready_timeout_s)
 
     async def _ready_of(self, able: list[Replica]) -> list[Replica]:
         return await self._supervisor.ready_among(able, self._ready_timeout_s)
@@ -454,6 +462,9 @@ class RestartedEngine(ReplicaSet):
 
     async def know(self, learned: Mapping[str, Any]) -> bool:
         return await self.replicas[0].executor.know(learned)
+
+    def _routed(self, call: Call, ready: list[Replica]) -> tuple[Replica, RoutedCall | None]:
+        return ready[0], None  # no router is needed
 
     def _with_replica(self, reply: Reply, replica: Replica) -> Reply:
         return reply

@@ -116,7 +116,8 @@ class Supervisor:
         self._on_restarted = restarted
         self._prepare = prepare
         self._tasks: set[asyncio.Task[None]] = set()
-        self._changed = asyncio.Event()
+        self._changed: asyncio.Event | None = None
+        """The event of the next change, if a task waits for it."""
 
     # -- all replicas ------------------------------------------------------------------
 
@@ -187,13 +188,16 @@ class Supervisor:
 
     def signal_change(self) -> None:
         """Wake all tasks in `wait_for_change`."""
-        changed, self._changed = self._changed, asyncio.Event()
-        changed.set()
+        changed, self._changed = self._changed, None
+        if changed is not None:
+            changed.set()
 
     async def wait_for_change(self) -> None:
         """Wait until a replica starts, dies, is given up, or has no calls any more, or until
         `close`.
         """
+        if self._changed is None:
+            self._changed = asyncio.Event()
         await self._changed.wait()
 
     async def ready_among(self, able: list[Replica], timeout_s: float) -> list[Replica]:
@@ -202,7 +206,7 @@ class Supervisor:
         Raises `EngineDiedError` if none is ready within ``timeout_s`` seconds, if all are given up,
         or if the supervisor is closed.
         """
-        deadline = time.monotonic() + timeout_s
+        deadline: float | None = None
         while True:
             ready = [replica for replica in able if replica.state is ReplicaState.READY]
             if ready and self.open:  # replicas of a closed set keep their state
@@ -211,6 +215,7 @@ class Supervisor:
                 raise EngineDiedError("no replica is left: the engines are closed")
             if not self.open or all(r.state is ReplicaState.OUT for r in able):
                 raise EngineDiedError(f"no replica is left: {_faults(able)}")
+            deadline = deadline or time.monotonic() + timeout_s
             try:
                 async with asyncio.timeout(deadline - time.monotonic()):
                     await self.wait_for_change()

@@ -173,8 +173,8 @@ def with_plain_values(body: Mapping[str, Any]) -> Mapping[str, Any]:
     vLLM refuses stay as they are.
     """
     changed: dict[str, Any] = {}
-    for name, kind in _PLAIN.items():
-        value = body.get(name)
+    for name in _PLAIN.keys() & body.keys():
+        value, kind = body[name], _PLAIN[name]
         if isinstance(value, str | float) or (value.__class__ is int and kind is _FLAG):
             with contextlib.suppress(ValidationError):
                 changed[name] = kind.validate_python(value)

@@ -164,7 +164,8 @@ class FrontendApp:
             await self._connect(scope, receive, send)
             return
         request = Request(scope, receive)
-        if not is_public(scope["path"], operator=scope["state"]["operator"]):
+        path = scope["path"]
+        if path not in self.paths and not is_public(path, operator=scope["state"]["operator"]):
             raise HTTPException(404, "Not Found")
         try:
             self._check_route(scope)
@@ -182,6 +183,8 @@ class FrontendApp:
         405 for a method that the path does not have. Such a request is no call of a program.
         """
         path, method = scope["path"], scope["method"]
+        if method == "POST" and path in _GENERATING and path in self.paths:
+            return  # usual, and cheaper than to match routes
         is_own = method == "GET" and (path == _MODELS or path.startswith(f"{_MODELS}/"))
         is_own |= method == "POST" and path == _COMPACT
         is_response = path.startswith(_OF_RESPONSES) and "/" not in path[len(_OF_RESPONSES) :]
@@ -226,15 +229,8 @@ class FrontendApp:
 
     async def _serve(self, request: Request, receive: Receive, send: Send) -> None:
         path, tenant = request.scope["path"], request.scope["state"]["tenant"]
-        lists = path == _MODELS or path.startswith(f"{_MODELS}/")
-        if lists and request.method == "GET":
-            response = JSONResponse(await self._models(path.removeprefix(_MODELS).strip("/")))
-            await response(request.scope, request.receive, send)
-            return
-        if path == _LOAD and request.method == "GET" and self._fronts:
-            # vLLM counts only with --enable-server-load-tracking.
-            load = sum(front.app.state.server_load_metrics for front in self._fronts)
-            await JSONResponse({"server_load": load})(request.scope, request.receive, send)
+        if request.method == "GET" and (own := await self._own_answer(path)) is not None:
+            await own(request.scope, request.receive, send)
             return
         read = await body_of(request, receive)
         body = (read.body or b"") if request.method == "POST" else b""
@@ -266,9 +262,11 @@ class FrontendApp:
                 fields, served, left_out = await self._read_messages(tenant, fields, front)
                 send = left_out.noting(MESSAGES, send)
             fields = within_window(path, fields, window, budgets=front.budgets)
-            left_out = LeftOut()
-            prepared = await self._prepared(path, fields, front, left_out, compacts=compacts)
-            send = left_out.noting(path, send)
+            prepared = Prepared(fields)
+            if path == RESPONSES and fields:
+                left_out = LeftOut()
+                prepared = await self._prepared(fields, front, left_out, compacts=compacts)
+                send = left_out.noting(path, send)
             handed = _handed_on(request.scope, prepared.fields), read
             if request.method != "POST":
                 await front.app(*handed, _refusing(path, send))
@@ -290,24 +288,30 @@ class FrontendApp:
         finally:
             CURRENT_REQUEST.reset(token)
 
+    async def _own_answer(self, path: str) -> JSONResponse | None:
+        """Return the answer to a request that reads a path of this server's own, or None."""
+        if path == _MODELS or path.startswith(f"{_MODELS}/"):
+            return JSONResponse(await self._models(path.removeprefix(_MODELS).strip("/")))
+        if path == _LOAD and self._fronts:
+            # vLLM counts only with --enable-server-load-tracking.
+            load = sum(front.app.state.server_load_metrics for front in self._fronts)
+            return JSONResponse({"server_load": load})
+        return None
+
     # -- responses that are kept -------------------------------------------------------
 
     async def _prepared(
         self,
-        path: str,
         fields: Mapping[str, Any],
         front: HTTPFrontend,
         left_out: LeftOut,
         *,
         compacts: bool,
     ) -> Prepared:
-        """Return a Responses request in a form that vLLM can answer. A request to another API stays
-        as it is.
+        """Return a Responses request in a form that vLLM can answer.
 
         The types of the parts that were removed are added to ``left_out``.
         """
-        if path != RESPONSES or not fields:
-            return Prepared(fields)
         tenant, size = CURRENT_REQUEST.get().tenant, CURRENT_REQUEST.get().size
         check_lists(fields, size)
         before = await self._before(tenant, fields)
@@ -614,7 +618,8 @@ def _handed_on(scope: Scope, fields: Mapping[str, Any]) -> Scope:
     own = (b"x-request-id", scope["state"]["request_id"].encode("ascii"))
     scope = {**scope, "headers": [*headers, own]}
     for name in ("router", "endpoint"):  # set by this server's own router, which matched first
-        scope.pop(name, None)
+        if name in scope:
+            del scope[name]
     kind = scope["state"]["headers"].get(b"content-type", b"").lower()
     if fields and kind.partition(b";")[0] == _JSON:  # vLLM refuses other JSON content types
         scope[FIELDS] = fields

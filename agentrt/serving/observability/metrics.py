@@ -227,9 +227,10 @@ class Metrics(Collector):
         Results that were only recalled from the journal are not counted.
         """
         labels, before = self._labels_of(run), self._counted[run.id][1]
-        # Rounding could make a difference slightly negative, which a counter does not accept.
-        own = map(sub, _sums_of(run.row), _sums_of(run.recalled))
-        sums = tuple(map(max, own, before))
+        sums = _sums_of(run.row)
+        if run.recalled is not None:
+            # Rounding could make a difference slightly negative, which a counter does not accept.
+            sums = tuple(map(max, map(sub, sums, _sums_of(run.recalled)), before))
         for counter, now, then in zip(self._sums, sums, before, strict=True):
             if now != then:
                 counter.add(labels, now - then)

@@ -39,12 +39,13 @@ def _canonical(message: Mapping[str, Any]) -> bytes:
     These are the role, the text and the tool calls, without the ids of tool calls and without the
     spacing of their arguments.
     """
-    role, text = message["role"], message.get("content") or ""
-    calls = [
-        [call["function"]["name"], _arguments(call["function"]["arguments"])]
-        for call in message.get("tool_calls") or ()
-    ]
-    said = json.dumps(calls, sort_keys=True) if calls else ""
+    role, text, said = message["role"], message.get("content") or "", ""
+    if tool_calls := message.get("tool_calls"):
+        calls = [
+            [call["function"]["name"], _arguments(call["function"]["arguments"])]
+            for call in tool_calls
+        ]
+        said = json.dumps(calls, sort_keys=True)
     # The lengths separate role, text and calls; JSON would escape megabytes of text slowly.
     return f"{len(role)} {len(text)} {role}{text}{said}".encode("utf-8", "surrogatepass")
 
