@@ -1,8 +1,10 @@
 """Tools, and the interface of the transports that run tools: in a thread, in a process, by MCP or
 by MQTT.
 
-`@tool` turns a function into a `Tool`. A new kind of transport is a subclass of `ToolTransport`;
-`toolbox` finds the transports of other packages.
+`@tool` turns a function into a `Tool`. A new kind of transport is a subclass of `ToolTransport`: in
+this package if it is local, in `agentrt.integrations` if it uses a network. `ToolSources` in
+`agentrt.cli.tools` makes the transports that the options of the command line name; `toolbox` finds
+the transports of other packages.
 """
 
 from __future__ import annotations

@@ -3,9 +3,12 @@ can resume.
 
 - `schema`: the tables.
 - `store`: the database, and the thread that writes it.
-- `codec`: converts values to JSON and back.
+- `postgres`: the database of a server's journal in PostgreSQL.
+- `codec`: converts values to JSON and back, with `kinds` (values of the standard library and of
+  numpy), `forms` (instances of classes), `classes` (names of classes) and `raised` (errors).
 - `past`: the nodes of one program that earlier processes recorded.
 - `record`: the record of one running program.
+- `order`: the order in which a program gets the answers of its nodes.
 - `requests`: the requests of calls, recorded as differences from earlier requests.
 - `sketch`: compares new requests with recorded requests, to see whether the code has changed.
 - `journal`: opens a journal, and starts the record of each program.

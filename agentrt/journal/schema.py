@@ -24,7 +24,10 @@ A resumed program does not get the node's answer, but later requests may be reco
 from the node's request.
 """
 AWAITED = frozenset({"call", "tool", "tools", "human", "event", "sleep", "spawn"})
-"""Kinds of nodes whose answers the code awaits. Nodes of all other kinds return at once."""
+"""Kinds of nodes whose answers the code awaits (a spawned program is a node that returns at once;
+its answer is awaited). Nodes of all other kinds return at once: ``value`` (a choice, a time, a
+reward), ``save``, ``open`` and ``forget`` of a context, and ``checkpoint``.
+"""
 ROOT = "0"
 """The place of the node that stands for the program itself."""
 KINDS = {**{str(kind): kind for kind in NodeKind}, "sleep": NodeKind.EVENT}

@@ -1,5 +1,8 @@
 """Routing: a router chooses the replica that runs a call.
 
+To add a router of agentrt: subclass `Router` in `policies`, add the class to `ROUTERS`, and name it
+in the help of ``--router`` (`agentrt.cli.options`) and in docs/replicas.md. What a router may read
+of a replica and of a call is in `ReplicaView` and `RouterCall` (`base`), filled by `Dispatcher`.
 A package adds a router by an entry point in the group ``agentrt.routers`` whose object is a
 subclass of `Router` that needs no arguments.
 """

@@ -240,7 +240,7 @@ class SchedulerCore:
                 if self.calls.pop(call.call_id, None) is None:
                     return
                 self._drop_load(call)  # nothing to drop if the call has started since
-                self._tell(event)
+                self._tell(event)  # listeners hear of an end before it changes the parts
                 self._remove(call, now)
                 self.table.call_ended(
                     call.program, call.call_id, now, call.path_s, call.served_s, call.waited_s
@@ -306,7 +306,7 @@ class SchedulerCore:
 
         ``running`` are the running calls sorted by key, the worst call last. When this method
         returns, the decisions about waiting calls have been applied to the queue. The caller,
-        `ProgramScheduler.schedule`, only carries out the preemptions. vLLM then starts calls from
+        `ProgramScheduler._prepare_step`, only carries out the preemptions. vLLM then starts calls from
         the head of the queue (`CallQueue.take`), and decides how many fit into the step.
         """
         released = self.queue.release(engine.may_be_offered)

@@ -45,7 +45,7 @@ samples lose weight, and the statistics follow changes of programs.
 """
 DOUBT = 8.0
 """Number of samples at which a mean counts as much as its prior."""
-KINDS = 2048
+MOST_KINDS = 2048
 """Maximum number of kinds that are kept; the least recently used kind is dropped first."""
 SCANNED = 8
 """Maximum number of entries of a list that are considered, where considering all would cost too
@@ -120,7 +120,7 @@ class Age:
 
 
 class _Recent(OrderedDict[Key, Value]):
-    """A mapping that creates missing values, and keeps at most `KINDS` keys: the least recently
+    """A mapping that creates missing values, and keeps at most `MOST_KINDS` keys: the least recently
     used key is dropped first.
     """
 
@@ -135,7 +135,7 @@ class _Recent(OrderedDict[Key, Value]):
             self.move_to_end(key)
             return value
         value = self[key] = self._make()
-        if len(self) > KINDS:
+        if len(self) > MOST_KINDS:
             self.popitem(last=False)
         return value
 

@@ -12,7 +12,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable
 
 from agentrt.scheduler.events import Part
-from agentrt.scheduler.learned import KINDS, Learned
+from agentrt.scheduler.learned import MOST_KINDS, Learned
 from agentrt.scheduler.records import CachedBlocks, EngineProgram, QueuedCall
 from agentrt.scheduler.retention import BETWEEN, HUMAN, SESSION
 
@@ -45,7 +45,7 @@ class BlockOwners(Part):
         """Return the owner of blocks that became shared when a program of this type used them."""
         if type not in self._shared:
             self._shared[type] = CachedBlocks(type, shared=True)
-            if len(self._shared) > KINDS:
+            if len(self._shared) > MOST_KINDS:
                 _, lost = self._shared.popitem(last=False)
                 lost.shared = False
                 self.changed(lost)
@@ -130,11 +130,11 @@ class BlockOwners(Part):
         self.changed(blocks)
 
     def _keep_idle(self, session: tuple[str, str]) -> None:
-        """Keep the blocks of a session for its next program. If there are more than `KINDS` idle
+        """Keep the blocks of a session for its next program. If there are more than `MOST_KINDS` idle
         sessions, drop the session that has been idle longest.
         """
         self._idle[session] = None
-        if len(self._idle) > KINDS:
+        if len(self._idle) > MOST_KINDS:
             oldest, _ = self._idle.popitem(last=False)
             lost = self._sessions.pop(oldest)
             lost.session = None

@@ -181,7 +181,7 @@ def test_another_version_is_refused_whatever_is_in_it(version: Any) -> None:
 
 
 def test_of_too_many_kinds_the_first_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "KINDS", 3)
+    monkeypatch.setattr(module, "MOST_KINDS", 3)
     learned, rows = Learned(), [row(what=name) for name in "abcd"]
     load(learned, values_of("service", *rows))
     assert saved(learned) == values_of("service", *rows[1:])

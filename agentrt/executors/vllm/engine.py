@@ -456,7 +456,7 @@ class VLLMEngine(CoreClient):
                 await self._need_adapter(live.adapter)
                 await self._grammars.check(llm, params, call.identity.tenant)
                 live.check()
-                compute = llm.generate if live.restarts else llm.encode
+                compute = llm.encode if live.pooled else llm.generate
                 outputs = compute(prompt, params, call.call_id, **options)
                 async with contextlib.aclosing(outputs):
                     async for output in outputs:
@@ -741,12 +741,13 @@ class LiveCall:
     """A call in the engine. ``aborted`` says that a pause has aborted the call, so that it begins
     again later.
 
-    A call that ``restarts`` may begin again as long as none of its output was ``delivered``.
+    A call of a pooling model (``pooled``) cannot begin again. Another call may begin again as long
+    as none of its output was ``delivered``.
     ``adapter`` is its LoRA adapter, if any. ``refusal`` says why the adapter could not be loaded
     again.
     """
 
-    restarts: bool
+    pooled: bool = False
     adapter: Any = None
     refusal: str = ""
     delivered: bool = False
@@ -755,11 +756,11 @@ class LiveCall:
 
     @classmethod
     def of(cls, call: Call) -> LiveCall:
-        """Return the state of a call that begins. Calls of pooling models cannot begin again."""
+        """Return the state of a call that begins."""
         rendered = call.spec.rendered
         if rendered is None:
-            return cls(restarts=True)
-        return cls(not rendered.pooled, rendered.options.get("lora_request"))
+            return cls()
+        return cls(rendered.pooled, rendered.options.get("lora_request"))
 
     def check(self) -> None:
         """Raise `CallRejectedError` if the call's adapter could not be loaded again."""
@@ -779,7 +780,7 @@ class LiveCall:
     @property
     def may_restart(self) -> bool:
         """Whether the call can begin again."""
-        return self.restarts and not self.delivered and not self.over
+        return not (self.pooled or self.delivered or self.over)
 
 
 @contextlib.contextmanager

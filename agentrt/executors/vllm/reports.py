@@ -8,7 +8,7 @@ from typing import Any
 
 from agentrt.request import CallReport
 from agentrt.scheduler.account import noted, spans_of
-from agentrt.scheduler.learned import KINDS
+from agentrt.scheduler.learned import MOST_KINDS
 from agentrt.scheduler.records import QueuedCall
 
 
@@ -27,7 +27,7 @@ class RecentReports:
     def keep(self, call_id: str, report: dict[str, Any]) -> None:
         """Keep the report of a call."""
         self._reports[call_id] = report
-        if len(self._reports) > KINDS:
+        if len(self._reports) > MOST_KINDS:
             self._reports.popitem(last=False)
 
     def take(self, call_id: str) -> dict[str, Any] | None:

@@ -3,6 +3,11 @@ program's graph.
 
 If neither the headers nor the body name a program, the program is recognised by the request's
 conversation (`agentrt.serving.programs.conversation`).
+
+To add a header that says something about a program: add it to `_OWN`, to `Claim` and to
+`read_claim`. It then also decides whether a request is a retry (`CLAIMED`). A header about the
+tenant or the key is read in `agentrt.serving.middleware`. A header of an answer that pages of
+other origins may read is named in `agentrt.serving.origins`.
 """
 
 from __future__ import annotations

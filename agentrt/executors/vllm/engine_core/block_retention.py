@@ -44,7 +44,7 @@ from agentrt.executors.vllm._compat.scheduling import AsyncScheduler
 from agentrt.executors.vllm.engine_core.host_tier import ProgramCachePolicy
 from agentrt.executors.vllm.logprobs import COMPUTE_FROM
 from agentrt.scheduler.events import CallEvent, CallFinished, CallPreempted
-from agentrt.scheduler.learned import KINDS, SCANNED
+from agentrt.scheduler.learned import MOST_KINDS, SCANNED
 from agentrt.scheduler.owners import BlockOwners
 from agentrt.scheduler.records import CachedBlocks, EngineProgram, QueuedCall
 from agentrt.scheduler.retention import EvictionOrder, Retention
@@ -382,7 +382,7 @@ class BlockRetention:
         self._scheduler, self._owners = scheduler, owners
         self._block_size = hash_block_size(scheduler)
         self._computed: OrderedDict[str, tuple[Sequence[bytes], int]] = OrderedDict()
-        """For the ids of the last `KINDS` ended calls: the hashes of the call's blocks, and how
+        """For the ids of the last `MOST_KINDS` ended calls: the hashes of the call's blocks, and how
         many of these it had computed. Empty if ``queue`` is None.
         """
         self.now = 0.0
@@ -478,7 +478,7 @@ class BlockRetention:
             _note_blocks(owner.chains, request.block_hashes, computed)
         if self.queue is not None and call_id:
             self._computed[call_id] = request.block_hashes, computed
-            if len(self._computed) > KINDS:
+            if len(self._computed) > MOST_KINDS:
                 self._computed.popitem(last=False)
 
     def drop(self, row: EngineProgram, call_id: str, kept: int = 0) -> None:

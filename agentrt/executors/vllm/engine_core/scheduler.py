@@ -2,8 +2,10 @@
 
 `ProgramScheduler` is a subclass of vLLM's async scheduler, which vLLM loads by the option
 ``scheduler_cls``. It translates what vLLM does into events of the core. Before each step it gets a
-plan from the core and applies the plan; then vLLM schedules as usual. It makes no decisions itself.
-Its settings are in ``additional_config["agentrt"]``. With policy ``fcfs`` and without admission
+plan from the core and applies the plan; then vLLM schedules as usual. The core decides, except for
+what depends on vLLM's own state: from which point on a running call may be preempted
+(`_EngineView.may_preempt`), which LoRA adapters fit (`AdapterPlaces`), and which streaming session
+gives up its blocks if no request can start (`unblock_holders`). Its settings are in ``additional_config["agentrt"]``. With policy ``fcfs`` and without admission
 control, vLLM's own waiting queue is used.
 """
 
@@ -459,9 +461,11 @@ class ProgramScheduler(AsyncScheduler):
     def _call_finished(self, request: Request) -> dict[str, Any] | None:
         """Report that a request ended. Return its report, if its client wants one, else None.
 
-        vLLM's ``_free_request`` calls this when a request stops or is aborted. The order is: the
-        time of the call's last step was charged before (`_step_finished`), `SchedulerCore.handle`
-        updates its parts, the report is made here, and then vLLM frees the blocks.
+        vLLM's ``_free_request`` calls `_connector_finished`, which calls this, when a request stops
+        or is aborted. The order is: the time of the call's last step was charged before
+        (`_step_finished`), `SchedulerCore.handle` updates its parts, the report is made here, and
+        then vLLM frees the blocks. `agentrt.scheduler.table` lists the functions through which the
+        call's service then reaches the priority of the program's next call.
         """
         call = self.core.calls.get(request.request_id)
         if call is None:
