@@ -306,8 +306,8 @@ class SchedulerCore:
 
         ``running`` are the running calls sorted by key, the worst call last. When this method
         returns, the decisions about waiting calls have been applied to the queue. The caller,
-        `ProgramScheduler._prepare_step`, only carries out the preemptions. vLLM then starts calls from
-        the head of the queue (`CallQueue.take`), and decides how many fit into the step.
+        `ProgramScheduler._prepare_step`, only carries out the preemptions. vLLM then starts calls
+        from the head of the queue (`CallQueue.take`), and decides how many fit into the step.
         """
         released = self.queue.release(engine.may_be_offered)
         self.refresh_priorities(now)

@@ -120,8 +120,8 @@ class Age:
 
 
 class _Recent(OrderedDict[Key, Value]):
-    """A mapping that creates missing values, and keeps at most `MOST_KINDS` keys: the least recently
-    used key is dropped first.
+    """A mapping that creates missing values, and keeps at most `MOST_KINDS` keys: the least
+    recently used key is dropped first.
     """
 
     def __init__(self, make: Callable[[], Value]) -> None:

@@ -130,8 +130,8 @@ class BlockOwners(Part):
         self.changed(blocks)
 
     def _keep_idle(self, session: tuple[str, str]) -> None:
-        """Keep the blocks of a session for its next program. If there are more than `MOST_KINDS` idle
-        sessions, drop the session that has been idle longest.
+        """Keep the blocks of a session for its next program. If there are more than `MOST_KINDS`
+        idle sessions, drop the session that has been idle longest.
         """
         self._idle[session] = None
         if len(self._idle) > MOST_KINDS:

@@ -382,8 +382,8 @@ class BlockRetention:
         self._scheduler, self._owners = scheduler, owners
         self._block_size = hash_block_size(scheduler)
         self._computed: OrderedDict[str, tuple[Sequence[bytes], int]] = OrderedDict()
-        """For the ids of the last `MOST_KINDS` ended calls: the hashes of the call's blocks, and how
-        many of these it had computed. Empty if ``queue`` is None.
+        """For the ids of the last `MOST_KINDS` ended calls: the hashes of the call's blocks, and
+        how many of these it had computed. Empty if ``queue`` is None.
         """
         self.now = 0.0
         self.queue: ProtectedFreeQueue | None = None

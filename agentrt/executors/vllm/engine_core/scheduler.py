@@ -5,8 +5,9 @@
 plan from the core and applies the plan; then vLLM schedules as usual. The core decides, except for
 what depends on vLLM's own state: from which point on a running call may be preempted
 (`_EngineView.may_preempt`), which LoRA adapters fit (`AdapterPlaces`), and which streaming session
-gives up its blocks if no request can start (`unblock_holders`). Its settings are in ``additional_config["agentrt"]``. With policy ``fcfs`` and without admission
-control, vLLM's own waiting queue is used.
+gives up its blocks if no request can start (`unblock_holders`). Its settings are in
+``additional_config["agentrt"]``. With policy ``fcfs`` and without admission control, vLLM's own
+waiting queue is used.
 """
 
 from __future__ import annotations
