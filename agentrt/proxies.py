@@ -189,8 +189,8 @@ def _checked(name: str, proxy: str) -> str:
     if parts.scheme.lower() not in _SCHEMES or not has_host:
         known = ", ".join(f"{scheme}://" for scheme in _SCHEMES)
         raise ConfigError(
-            f"{name}={_shown(name)}: a proxy's URL begins with {known} and names a host, and its "
-            f"port is not 0; {advice}"
+            f"{name}={_shown(name)}: a proxy's URL must begin with one of {known}, and must have a "
+            f"host and a port other than 0; {advice}"
         )
     if parts.scheme.lower().startswith("socks") and find_spec("socksio") is None:
         raise ConfigError(

@@ -133,8 +133,8 @@ def measure(
 
 @contextmanager
 def load_elsewhere(*made_of: Any) -> Iterator[Callable[[str, int], Any]]:
-    """Run a `LoadedScheduler` in a process of its own. Yield a function that calls one of its
-    methods, by the method's name and a number of steps.
+    """Run a `LoadedScheduler` in a process of its own. Yield a function that takes the
+    name of a method of the `LoadedScheduler` and a number of steps, and calls this method.
     """
     context = multiprocessing.get_context("fork")  # vLLM takes seconds to import
     here, there = context.Pipe()

@@ -128,7 +128,8 @@ class CommandOutcome:
     """The outcome of a command: its runs, which have all ended, and the engine's description.
 
     ``questions`` are the questions that no human has answered. ``outside_calls`` is the number of
-    calls that were made outside the command's programs. ``continues`` is that of the `Plan`.
+    calls that were made outside the command's programs. ``continues`` says that the
+    programs continue the work of an earlier command, which may have made all their calls.
     """
 
     runs: Sequence[Run]

@@ -274,8 +274,9 @@ def _has_form(part: Any) -> bool:
 
 
 def _join_content(part: dict[str, Any]) -> None:
-    """If the content is a list of parts, as Mistral's reasoning models send it, replace it by its
-    text. The model's thoughts in it become the reasoning.
+    """If the content of a message or delta is a list of parts, as Mistral's reasoning models send,
+    replace the list by the text of its parts. Thoughts in the list become the ``reasoning`` of the
+    message.
     """
     if not isinstance(items := part.get("content"), list):
         return

@@ -353,9 +353,10 @@ def default_of(kind: type[Any], field: Any) -> Any:
     if factory is not dataclasses.MISSING:
         return factory()
     if not isinstance(field, dataclasses.Field) or field.default is dataclasses.MISSING:
+        is_attrs = not isinstance(field, dataclasses.Field)
+        way_out = "use a dataclass with a default" if is_attrs else "give this field a default"
         raise UnkeptError(
-            f"{kind.__qualname__} was recorded without field {field.name!r}; "
-            "give this field a default"
+            f"{kind.__qualname__} was recorded without field {field.name!r}; {way_out}"
         )
     return field.default
 

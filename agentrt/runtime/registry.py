@@ -85,7 +85,8 @@ class RunRegistry:
         """Add the run of a program that starts.
 
         By default, the run gets the next number. ``number`` sets the number, for example that of a
-        run that resumes. ``named`` is a whole id that replaces type, mark and number.
+        run that resumes. ``named`` is the whole id of the run; other ids consist of the type, the
+        registry's mark and the number.
         """
         with self.lock:
             if number is None and named is None:

@@ -641,7 +641,9 @@ class Learned:
         return min(expected, limit) if limit else expected
 
     def call_ended(self, kind: tuple[str, str], output_tokens: int, limit: int = 0) -> None:
-        """Add a call that ended with ``output_tokens``. ``limit`` is its maximum, 0 if unknown."""
+        """Add a call that ended with ``output_tokens``. ``limit`` is the maximum number of output
+        tokens of the call; 0 if the maximum is unknown.
+        """
         if limit and output_tokens:
             self._of_limit.add(math.log(output_tokens / limit))
         self.calls += 1

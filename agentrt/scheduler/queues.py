@@ -175,8 +175,9 @@ class CallQueue:
         self.outdated = dict(calls)
 
     def refresh(self, most: int, priority: Callable[[QueuedCall], Priority]) -> None:
-        """Compute outdated priorities again, by the function ``priority``: up to ``most`` in the
-        order of the calls' arrival, then those of the calls that may be admitted next.
+        """Compute outdated priorities again, by the function ``priority``: first up to ``most``
+        priorities in the order in which the calls arrived, and then up to ``most`` priorities of
+        the calls that may be admitted next.
 
         Until the next call of this method, `head` does the same for the calls that may run next. So
         a step computes at most three times ``most`` priorities, however many calls wait.

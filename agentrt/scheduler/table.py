@@ -210,7 +210,7 @@ class ProcessTable(Generic[ProgramT]):
         row.waiting_s = max(row.waiting_s, waiting_s)
 
     def stale(self, now: float, stale_after_s: float, *, in_tools: bool = False) -> list[ProgramT]:
-        """Return the rows without an active call that had no event for ``stale_after_s`` seconds.
+        """Return the rows that have no active call and had no event for ``stale_after_s`` seconds.
 
         With ``in_tools``, also return rows that wait for a tool, a human or an event. The method
         looks only at stale rows, so it may be called often.

@@ -1,4 +1,8 @@
-"""Runs contenders on real engines with little memory, one after the other."""
+"""Runs contenders on real engines, one after the other.
+
+Each contender has an engine of its own. Its KV cache is as large as the contender's cache in
+virtual time.
+"""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ async def servers_beam_search(thread: Thread) -> None:
 
 
 async def watermark(thread: Thread) -> None:
-    """Write a marked text: a logits processor favours every other token."""
+    """Write a text with a watermark: a logits processor favours the tokens with even ids."""
     await cast(OurThread, thread).write(
         32, temperature=1.0, seed=1, logits={GREEN: {"delta": DELTA}}
     )

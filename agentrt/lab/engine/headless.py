@@ -169,9 +169,10 @@ def make_request(
 ) -> Request:
     """Make a request as the engine core does. ``params`` are vLLM's sampling parameters.
 
-    A ``resumable`` request is an input chunk of the streaming session whose id is ``session``.
-    ``lora`` is vLLM's request for an adapter. ``pooling`` are pooling parameters, which replace the
-    sampling parameters.
+    A ``resumable`` request is an input chunk of the streaming session whose id is ``request_id``.
+    ``session`` is vLLM's session id, which names the program if ``extra_args`` do not. ``lora`` is
+    vLLM's request for an adapter. ``pooling`` are pooling parameters, which replace the sampling
+    parameters.
     """
     from vllm import SamplingParams
     from vllm.v1.request import Request

@@ -150,7 +150,8 @@ class ProgramFcfs(Policy):
     """First come, first served among programs. A running call is never preempted for a slot.
 
     The calls of a program precede all calls of programs that started later. This order keeps
-    the longest waiting times short, so `adaptive` reserves a share of the batch for it.
+    the longest waiting times short, so `adaptive` reserves a share of the batch for calls in this
+    order.
     """
 
     name: ClassVar[str] = "program-fcfs"

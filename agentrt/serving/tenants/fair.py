@@ -36,8 +36,10 @@ invent any number of names.
 class Ticket:
     """A call in the queue.
 
-    The calls of one tenant are ordered by ``rank``, lowest first. ``cost`` is the expected use, in
-    the units of `FairQueue.settle`, and ``since`` the time when the call was queued.
+    The calls of one tenant are ordered by ``rank``, lowest first, but a call that has waited for
+    `STARVATION_S` is next. ``cost`` is the expected use, in the units of `FairQueue.settle`: prompt
+    tokens that are not cached, and weighted output tokens. ``since`` is the time at which the call
+    was queued.
     """
 
     number: int

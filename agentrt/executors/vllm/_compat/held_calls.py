@@ -557,7 +557,8 @@ class _Streamed:
     def left_out(
         self, whole: Sequence[FunctionCall], make_id: Callable[[str], str | None]
     ) -> list[DeltaToolCall]:
-        """Return deltas for the calls of the ``whole`` output that were not streamed.
+        """Return deltas for the calls of the ``whole`` output that were not streamed, and for the
+        arguments of the last streamed call if these were not streamed.
 
         The result is empty if the first calls of the whole output have other names than the
         streamed calls.

@@ -403,8 +403,9 @@ def _following(messages: Sequence[Message], index: int) -> str | None:
 
 
 def marked(content: Any) -> Any:
-    """Return a reminder's content between marks, unless it has them already; None if it is
-    empty.
+    """Return the content of a reminder between the marks `OPENS` and `CLOSES`; None if the content
+    is empty. A text that has the marks already is returned unchanged; a list with parts that are
+    not text always gets the marks.
     """
     if isinstance(content, list) and all(map(_is_text, content)):
         content = "\n".join(_text(part) for part in content)
