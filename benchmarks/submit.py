@@ -2,8 +2,9 @@
 programs.
 
 The server has keys. First, clients send a minimal program several times at once, in turns with
-starts of an equal program that the server itself serves. Then one tenant makes short calls, in
-turns alone and while another tenant sends hostile programs, such as endless loops.
+starts of an equal program that the server itself serves. Then one tenant makes short calls.
+Turns in which it is alone alternate with turns in which another tenant sends hostile programs, such
+as endless loops.
 """
 
 from __future__ import annotations

@@ -97,8 +97,9 @@ class Score:
     def numbers(self, value: Any) -> dict[str, float]:
         """Return the value of the function as numbers by name.
 
-        True becomes 1 and False 0. A mapping becomes several numbers, whose names consist of the
-        score's name and the key. None becomes no number. Raises `ScoreError` for any other value.
+        A finite number is returned unchanged, True becomes 1 and False 0. A mapping becomes several
+        numbers, whose names consist of the score's name and the key. None becomes no number. Raises
+        `ScoreError` for any other value.
         """
         if value is None:
             return {}

@@ -134,8 +134,8 @@ def _environment(path: Path, env: Any) -> dict[str, Any]:
         is_value = isinstance(value, str | int | float) and "\0" not in str(value)
         if not is_value or not key or set(key) & {"=", "\0"}:
             raise ProgramLoadError(
-                f"{path}: 'env' sets {key!r} to {json.dumps(value)}; write a name without '=', "
-                "and a text or a number"
+                f"{path}: 'env' sets {key!r} to {json.dumps(value)}; the name must not be empty or "
+                "contain '=' or NUL, and the value must be a number, or a text without NUL"
             )
     return values
 

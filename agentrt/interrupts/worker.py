@@ -122,7 +122,9 @@ def _load(message: Load, functions: dict[Reference, Callable[..., Any]]) -> Load
 
 
 def _module(reference: Reference) -> ModuleType:
-    """Import a module under the name that it has in the runtime, which pickled values use."""
+    """Import a module under its name in the runtime's process, because pickled values contain this
+    name.
+    """
     if reference.module not in sys.modules:
         if reference.file is None or _is_importable(reference):
             importlib.import_module(reference.module)

@@ -40,7 +40,7 @@ class RunReport:
 
     ``service_s`` and ``waiting_s`` are sums over the run's calls. ``critical_path_s`` is the
     service along the longest path through the run's DAG. ``interrupt_s`` is the sum of the times
-    that tools, humans and events took in this process, without the ones before a resume.
+    that tools, humans and events took in this process; times before a resume do not count.
     """
 
     id: str

@@ -163,8 +163,8 @@ class _Bound:
         if recorded and on_stale == "restart":
             raise ConfigError(
                 f"run {recorded[0]} is recorded for a resume, so it cannot run again from its "
-                "beginning; use on_stale 'wait' or 'end' (in a batch, --retry failed runs the "
-                "ended programs again)"
+                "beginning; use on_stale 'wait' or 'end' (in a batch, the option '--retry "
+                "failed' later repeats the programs that were ended)"
             )
 
     def _stale(self) -> list[Run]:

@@ -285,4 +285,4 @@ def test_questions_names_a_proxy_that_a_far_server_needs(
     monkeypatch.setenv("ALL_PROXY", "socks://127.0.0.1:9/")
     assert call(["questions", "--url", "http://203.0.113.7"]) == 2
     [line] = capsys.readouterr().err.splitlines()
-    assert line.startswith("error: ALL_PROXY='socks://127.0.0.1:9/': a proxy's URL begins with")
+    assert line.startswith("error: ALL_PROXY='socks://127.0.0.1:9/': a proxy's URL must begin with")

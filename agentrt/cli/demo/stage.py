@@ -123,7 +123,7 @@ _LOOK_S = 1e-6
 
 class VirtualTimeLoop(asyncio.SelectorEventLoop):
     """An event loop in virtual time: instead of sleeping for a timer, it advances its clock.
-    ``time()`` is the sum of all waits, in seconds.
+    ``time()`` is the sum of all waits in seconds, plus a microsecond for each reading of the clock.
 
     Code on this loop takes only its own computing time, however many seconds it waits, and its
     results are repeatable. The code must run on one thread and read the loop's clock. Each reading

@@ -58,7 +58,7 @@ class TextCache:
     def forget(self, before: int) -> None:
         """Drop the keys and values of the tokens to which no later token attends.
 
-        ``before`` was the length of the text at the last call of this method.
+        ``before`` is the number of tokens that the text had at the last call of this method.
         """
         assert self.attention is not None
         lengths = before, len(self.ids)

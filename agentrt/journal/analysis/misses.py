@@ -246,8 +246,9 @@ def _miss(
 
 
 def _left(prompt: _Prompt, before: Iterable[_Prompt | None]) -> tuple[Any, ...] | None:
-    """Return the first difference from the closest earlier prompt, as the ``verdict`` and the
-    fields of a `Miss` from ``earlier`` on; None if there is no difference to report.
+    """Return the first difference from the closest earlier prompt, as a tuple: the ``verdict``,
+    then the fields of `Miss` from the field ``earlier`` to the last one. Return None if there is no
+    difference to report.
     """
     closest, at = None, -1
     for earlier in before:

@@ -100,8 +100,9 @@ class Contender:
 
     @property
     def parts(self) -> list[str]:
-        """The names of this contender's parts, in addition to its settings of vLLM's or agentrt's
-        scheduler. A run without one of these parts is not a run of this contender.
+        """The names of the contender's parts: what a run must apply besides the settings of vLLM's
+        or agentrt's scheduler, such as the true sizes of programs, or host memory. A run without
+        one of these parts is not a run of this contender.
         """
         present = (
             self.config is not None and self.config.policy in KNOWING,
@@ -205,8 +206,9 @@ def check_parts(contenders: Iterable[Contender], able: Collection[str] = ()) -> 
         lacking = next((part for part in contender.parts if part not in able), None)
         if lacking is not None:
             raise ConfigError(
-                f"{contender.name!r} needs {lacking}, which this command does not apply; leave it "
-                "out, or use python -m benchmarks policies --virtual, which runs every policy"
+                f"{contender.name!r} needs {lacking}, which this command does not apply; leave "
+                f"{contender.name!r} out, or use python -m benchmarks policies --virtual, which "
+                "runs every policy"
             )
 
 

@@ -159,7 +159,12 @@ def read_programs(
 
 
 def _files(source: Path, notes: Notes) -> list[tuple[Path, AbstractContextManager[None]]]:
-    """Return the file, or the files of a folder. An unreadable file of a folder is left out."""
+    """Return the file, or the .json and .jsonl files of a folder (gzipped or not), each with a
+    context manager for reading it.
+
+    In a folder, the context manager leaves an unreadable file out and notes this. Raises
+    `ConfigError` for a folder without such files.
+    """
     if not source.is_dir():
         return [(source, nullcontext())]
     files = [file for file in sorted(source.rglob("*")) if {".json", ".jsonl"} & {*file.suffixes}]

@@ -561,8 +561,8 @@ class WorkingSet(Admission):
 
     @property
     def _busy(self) -> int:
-        """Blocks that residents with calls that could start claim, including the shared prefixes of
-        types.
+        """The number of blocks that are claimed, without growth, by residents that have a call that
+        could start, plus the blocks of the prefixes that types share.
         """
         return self._needed + self._shared
 

@@ -342,8 +342,9 @@ def compaction(summary: str, item_id: str) -> Json:
 
 
 def summary_of(item: Item) -> str | None:
-    """Return the summary in a `compaction` item; None if another server made the item, or
-    if the summary is damaged.
+    """Return the summary in a `compaction` item; None if the item was not made by an agentrt
+    server,
+    or if the summary is damaged.
     """
     content = item.get("encrypted_content")
     if not isinstance(content, str) or not content.startswith(_COMPACTED):

@@ -191,8 +191,8 @@ def put_in_order(
 def take_out(running: list[Request], request: Request) -> bool:
     """Remove a request from ``running``; return False if it is not there.
 
-    The search begins at the end, where requests that are removed mostly are. `list.remove` would be
-    slower, since it calls the requests' own ``__eq__``.
+    The search begins at the end, because most of the removed requests are there. `list.remove`
+    would be slower, since it calls the requests' own ``__eq__``.
     """
     for index in range(len(running) - 1, -1, -1):
         if running[index] is request:

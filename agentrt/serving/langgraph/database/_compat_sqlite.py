@@ -208,8 +208,8 @@ class CommitGroups:
                 self._do(f"RELEASE {_SAVEPOINT}")
 
     def _pass_on(self) -> None:
-        """Let the next transaction begin. The group is committed after the turns of all
-        transactions that wait now.
+        """Let the next transaction begin. The transactions since the last commit form a group,
+        which is committed after all transactions that wait now have had their turns.
         """
         group = self._group
         assert group is not None

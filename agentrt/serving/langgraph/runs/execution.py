@@ -327,7 +327,9 @@ def _warn_once(text: str) -> None:
 
 
 class GraphNotServedError(ProgramLoadError):
-    """The error of a run that an earlier server left, if this server does not serve its graph."""
+    """The error of an unfinished run that an earlier server started, if this server does not serve
+    the run's graph.
+    """
 
 
 class Execution:
