@@ -196,6 +196,15 @@ def load_middleware(name: str) -> Callable[[ASGIApp], ASGIApp]:
         raise ImportFailedError(f"--middleware {name}") from error
     value = getattr(module, attribute, None)
     if inspect.isclass(value):
+        try:
+            inspect.signature(value).bind(None)
+        except TypeError as error:
+            raise UsageError(
+                f"--middleware {name}: {attribute} needs other arguments than the "
+                f"application ({error}); name a subclass that sets them"
+            ) from error
+        except ValueError:  # a class in C may have no signature
+            pass
         return cast("Callable[[ASGIApp], ASGIApp]", value)
     if inspect.iscoroutinefunction(value):
         return partial(BaseHTTPMiddleware, dispatch=value)

@@ -70,6 +70,10 @@ pytestmark = pytest.mark.usefixtures("clean_imports")
         (("--middleware", "no_such.Check"), "unknown module 'no_such'; install it"),
         (("--middleware", "json.Check"), "--middleware json.Check: json has no 'Check'"),
         (("--middleware", "json.dumps"), "--middleware json.dumps: dumps is of type function"),
+        (
+            ("--middleware", "starlette.middleware.authentication.AuthenticationMiddleware"),
+            "(missing a required argument: 'backend'); name a subclass that sets",
+        ),
         (("--speed", "5"), "options of vLLM go after --"),
         (("--", "--enable_log_requests"), "add --verbose before the --"),
         (("--model", "./none"), "no such folder"),
