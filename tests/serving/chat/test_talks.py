@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -280,6 +281,39 @@ async def test_a_long_conversation_loads_few_checkpoints_at_a_time(
         assert sum([len(await answer.json()) for answer in histories]) <= 20
         await rows.last.get_by_role("button").click()
         await expect(page.locator("article .text")).to_have_text(["message 0"])
+
+
+async def test_older_checkpoints_do_not_replace_the_newest_that_load(
+    it: Serving, browser: Browser
+) -> None:
+    """The newest checkpoints are loaded after each answer, when the button may be pressed."""
+    steps = []
+    for number in range(30):
+        message = {"id": f"m{number}", "type": "ai", "content": f"message {number}"}
+        steps.append({"updates": [{"values": {"messages": [message]}, "as_node": "think"}]})
+    async with httpx.AsyncClient(base_url=it.url, timeout=60) as other:
+        about = {"metadata": {"graph_id": "agent"}, "supersteps": steps}
+        answer = await other.post("/threads", json=about)
+        thread = answer.raise_for_status().json()["thread_id"]
+    async with shown(browser, f"{it.url}/#{thread}") as page:
+        rows = page.locator("#checkpoints li")
+        older = page.get_by_role("button", name="Show older checkpoints")
+        await expect(rows).to_have_count(20)
+        held: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+
+        async def hold_newest(route: Any) -> None:
+            if "before" in route.request.post_data_json:
+                await route.continue_()
+            else:
+                held.set_result(route)
+
+        await page.route("**/history", hold_newest)
+        await say(page, "hello")
+        newest = await held
+        await older.click()
+        await expect(rows).to_have_count(30)
+        await newest.continue_()
+        await expect(rows).to_have_count(32)
 
 
 async def test_the_focus_stays_in_its_list_when_a_run_ends(it: Serving, browser: Browser) -> None:

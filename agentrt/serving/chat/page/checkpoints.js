@@ -45,13 +45,14 @@ export class Checkpoints {
     if (byId("older").hidden) byId("checkpoints").querySelector("button[tabindex='0']")?.focus();
   }
 
-  // Loads checkpoints that are older than the known checkpoints. Returns false if another thread or
-  // newer checkpoints were to be shown meanwhile.
+  // Loads checkpoints that are older than the known checkpoints. Returns false if another thread, newer
+  // checkpoints or older checkpoints were to be shown meanwhile. A `load` in progress goes on.
   async loadOlder() {
-    const turn = (this.turn += 1);
-    const before = this.states.at(-1).checkpoint;
+    const { turn } = this;
+    const last = this.states.at(-1);
+    const before = last.checkpoint;
     const states = await ask("POST", `threads/${before.thread_id}/history`, { limit: OLDER, before });
-    if (turn !== this.turn) return false;
+    if (turn !== this.turn || last !== this.states.at(-1)) return false;
     this.states.push(...states);
     this.isWhole = states.length < OLDER;
     this.draw();
