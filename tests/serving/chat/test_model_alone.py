@@ -191,6 +191,29 @@ async def test_two_tabs_on_a_conversation_lose_no_message(browser: Browser, tmp_
         await expect(texts).to_have_text(whole)
 
 
+async def test_another_tab_does_not_end_an_edit(browser: Browser, tmp_path: Path) -> None:
+    """The edited message replaces the end of its conversation, whatever other tabs do meanwhile."""
+    database = f"sqlite:{tmp_path / 'agentrt.db'}"
+    async with (
+        open_server(answer, apis=APIS, database=database) as local,
+        shown(browser, local.url) as page,
+    ):
+        texts, said = page.locator("article .text"), "Hello from the model"
+        await say(page, "one")
+        await expect(texts).to_have_text(["one", said])
+        await page.get_by_role("button", name="Edit").press("Enter")
+        await expect(texts).to_have_count(0)
+        other = await page.context.new_page()
+        await other.goto(local.url)
+        await say(other, "another")
+        await expect(other.locator("article .text")).to_have_text(["another", said])
+        await expect(page.locator("#threads li")).to_have_count(2)
+        await say(page, "less")
+        await expect(texts).to_have_text(["less", said])
+        await page.reload()
+        await expect(texts).to_have_text(["less", said])
+
+
 @pytest.mark.parametrize(
     ("content", "reason", "told"),
     [

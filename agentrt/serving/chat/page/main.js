@@ -42,10 +42,11 @@ const answers = new Map();
 // in progress. `control`: aborts the answer of a model. `waits`: the written message is sent when the
 // run ends. `missing`: "server", "engine" or null. `drops`: another message may be written while a question is open. `lost`: the connection
 // to the run is lost. `isStale`: the conversation did not load, or not after its last run. `last`: the last run
-// that the page shows, null if there is none, undefined while the conversation loads. `visit`: how many conversations the page has opened.
+// that the page shows, null if there is none, undefined while the conversation loads. `edits`: the end of a
+// conversation with a model is hidden, because a message in it is edited. `visit`: how many conversations the page has opened.
 const now = {
   graph: null, graphs: [], ready: null, isChat: true, missing: null,
-  thread: null, past: [], last: undefined, run: null, control: null, running: false, from: null, waits: false, drops: false, lost: false, isStale: false, sending: false, place: "", visit: 0,
+  thread: null, past: [], last: undefined, run: null, control: null, running: false, from: null, waits: false, drops: false, lost: false, isStale: false, edits: false, sending: false, place: "", visit: 0,
 };
 
 function show() {
@@ -161,7 +162,7 @@ async function load(graph) {
 async function open() {
   const thread = location.hash.slice(1) || null;
   if (thread !== null && thread === now.thread && !now.isStale) return;
-  Object.assign(now, { thread, past: [], last: undefined, run: null, control: null, running: false, from: null, waits: false, drops: false, lost: false, isStale: false, visit: now.visit + 1 });
+  Object.assign(now, { thread, past: [], last: undefined, run: null, control: null, running: false, from: null, waits: false, drops: false, lost: false, isStale: false, edits: false, visit: now.visit + 1 });
   const isHere = presence();
   conversation.open();
   messages.clear();
@@ -209,10 +210,11 @@ function showModelChat(chat) {
   draw();
 }
 
-// Shows what another tab has added to the conversations that this browser stores.
+// Shows what another tab has added to the conversations that this browser stores. While a message is
+// edited, the end of its conversation stays hidden: the edited message would be added to the end.
 function showStored() {
   threads.refresh().catch(() => null);
-  const chat = isModelChat(now.thread) ? modelChat(now.thread) : null;
+  const chat = isModelChat(now.thread) && !now.edits ? modelChat(now.thread) : null;
   if (chat) showModelChat(chat);
 }
 
@@ -416,7 +418,7 @@ async function chat(message) {
   const answer = { type: "ai", id: newId(), content: "" };
   const control = new AbortController();
   answers.set(id, { model: graph.name, said, answer, control });
-  Object.assign(now, { thread: id, running: true, control, isStale: false });
+  Object.assign(now, { thread: id, running: true, control, isStale: false, edits: false });
   if (location.hash.slice(1) !== id) history.pushState(null, "", `#${id}`);
   conversation.open({ values: { messages: said } });
   say(byId("title"), titleNow());
@@ -488,6 +490,7 @@ async function edit(id) {
   if (isModelChat(now.thread)) {
     const at = conversation.messages.findIndex((message) => message.id === id);
     conversation.open({ values: { messages: conversation.messages.slice(0, at) } });
+    now.edits = true;
     draw();
   } else {
     const isHere = presence();
