@@ -463,6 +463,15 @@ async def test_the_graph_of_a_program_that_a_restarted_server_resumes_is_drawn(
             await unknown
             begin(runtime, "second")
             await expect(page.locator(name).first).to_have_text("second")
+            # Only the program that is chosen later is followed when the page is looked at again.
+            other = runtime.start(sleeper)
+            await page.locator(f'tr[data-program="{other.id}"]').click()
+            await page.evaluate(VISIBILITY, "hidden")
+            asked: list[str] = []
+            page.on("request", lambda request: asked.append(request.url.partition("?program=")[2]))
+            async with page.expect_request(f"**/events?program={other.id}"):
+                await page.evaluate(VISIBILITY, "visible")
+            assert [program for program in asked if program] == [other.id]
 
 
 async def test_a_server_that_takes_no_more_readers_is_not_called_away(browser: Browser) -> None:

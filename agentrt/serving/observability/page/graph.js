@@ -34,6 +34,7 @@ export class Graph {
   }
 
   follow() {
+    this.stop(); // a stream that found no program begins again when the page is looked at
     this.isOver = false;
     this.stop = follow(`events?program=${encodeURIComponent(this.id)}`, {
       event: (name, body) => this.tell(name, body),
