@@ -42,9 +42,10 @@ _MOST_DATA = 64 * 1024
 """Maximum size of a JSON value, in bytes, that becomes a data part. A larger value
 becomes a text.
 """
-_MOST_LEVELS = 40
-"""Maximum nesting of a JSON value that becomes a data part. Protobuf's JSON parser, which clients
-use, too, allows 100 messages in each other, and a level of JSON takes two.
+_MOST_LEVELS = 30
+"""Maximum nesting of a JSON value that becomes a data part. Protobuf, which clients use, too,
+allows 100 messages in each other. A list in JSON takes two of these, an object takes three, and the
+task around the value takes some more.
 """
 _EXACT = 2**53
 """The bound up to which a float represents every integer exactly."""

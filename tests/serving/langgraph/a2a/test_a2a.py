@@ -292,20 +292,35 @@ class Value(TypedDict):
     value: Any
 
 
-@pytest.mark.parametrize("kind", ["integer", "nested"])
-async def test_json_that_a_data_part_would_change_is_a_text(tmp_path: Path, kind: str) -> None:
-    odd: Any = 2**60 + 1
-    if kind == "nested":
-        for _ in range(60):
-            odd = [odd]
+def nested(levels: int, *, in_lists: bool) -> Any:
+    """A number in so many lists or objects."""
+    value: Any = 1
+    for _ in range(levels):
+        value = [value] if in_lists else {"in": value}
+    return value
+
+
+@pytest.mark.parametrize(
+    ("odd", "is_text"),
+    [
+        pytest.param(2**60 + 1, True, id="integer"),
+        pytest.param(nested(30, in_lists=True), True, id="lists"),
+        pytest.param(nested(38, in_lists=False), True, id="objects"),
+        pytest.param(nested(29, in_lists=False), False, id="fewer objects"),
+    ],
+)
+async def test_json_that_a_data_part_would_change_is_a_text(
+    tmp_path: Path, odd: Any, is_text: bool
+) -> None:
     builder = StateGraph(Value).add_node("make", lambda _: {"value": odd})
     builder.add_edge(START, "make")
     with serving({"make": builder}, tmp_path / "a.db") as it:
         async with agent(it, "make") as make:
             task = await sent(make, {"value": 1})
             (part,) = task.artifacts[0].parts
-            assert part.media_type == "application/json"
-            assert json.loads(part.text) == {"value": odd}
+            assert (part.media_type == "application/json") == is_text
+            value = json.loads(part.text) if is_text else get_data_parts([part])[0]
+            assert value == {"value": odd}
 
 
 async def test_unsupported_methods_are_refused(it: Serving) -> None:
