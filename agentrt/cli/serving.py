@@ -179,7 +179,8 @@ def load_middleware(name: str) -> Callable[[ASGIApp], ASGIApp]:
     ``request`` and ``call_next``.
 
     Raises `UsageError` for a name of anything else, and `ImportFailedError` if the module raised an
-    error while it was imported.
+    error while it was imported. The function raises `ImportFailedError` if the class's own code
+    raised an error.
     """
     module_name, dot, attribute = name.rpartition(".")
     if not dot or not all(part.isidentifier() for part in name.split(".")):
@@ -205,7 +206,7 @@ def load_middleware(name: str) -> Callable[[ASGIApp], ASGIApp]:
             ) from error
         except ValueError:  # a class in C may have no signature
             pass
-        return cast("Callable[[ASGIApp], ASGIApp]", value)
+        return partial(_made, name, cast("Callable[[ASGIApp], ASGIApp]", value))
     if inspect.iscoroutinefunction(value):
         return partial(BaseHTTPMiddleware, dispatch=value)
     wrong = f"{module_name} has no {attribute!r}"
@@ -215,6 +216,13 @@ def load_middleware(name: str) -> Callable[[ASGIApp], ASGIApp]:
         f"--middleware {name}: {wrong}; name a class of ASGI middleware, or an async function with "
         "the parameters request and call_next"
     )
+
+
+def _made(name: str, middleware: Callable[[ASGIApp], ASGIApp], app: ASGIApp) -> ASGIApp:
+    try:
+        return middleware(app)
+    except Exception as error:  # the class's own code may raise any error
+        raise ImportFailedError(f"--middleware {name}") from error
 
 
 def _environment_key(key_file: Path | None) -> str | None:

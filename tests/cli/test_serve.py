@@ -332,6 +332,23 @@ def test_each_request_passes_the_middleware(
             assert "hello" in streamed.read().decode()
 
 
+def test_an_error_of_a_middleware_is_no_bug_of_the_server(
+    invoke: Invoke,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (tmp_path / "broken.py").write_text(
+        "class Gate:\n    def __init__(self, app):\n        raise KeyError('SECRET')\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    options = ("--engine", "simulated", "--port", "0", "--middleware", "broken.Gate")
+    assert invoke("serve", *options) == 1
+    last = capsys.readouterr().err.strip().splitlines()[-1]
+    assert "--middleware broken.Gate: KeyError: 'SECRET' (" in last
+    assert "broken.py:3)" in last
+
+
 def test_a_server_of_nothing_says_so(tmp_path: Path) -> None:
     with running(tmp_path, "--engine", "simulated") as (one, url):
         assert f"ready: serving no model, program or graph at {url} (" in one.lines[-1]
