@@ -391,6 +391,8 @@ class Usual:
     calls_squared: Mean = field(default_factory=Mean)
     grown: Mean = field(default_factory=Mean)
     turn_s: Mean = field(default_factory=Mean)
+    turns: float = 0.0
+    """The number of ended turns since the type is known. ``turn_s`` counts only the latest."""
     running: RunningTurns = field(default_factory=RunningTurns)
     silences: Silences = field(default_factory=Silences)
 
@@ -398,6 +400,12 @@ class Usual:
     def branches(self) -> bool:
         """Whether programs of this type often have several calls at the same time."""
         return self.beside.value > BRANCHING
+
+    def turn_ended(self, seconds: float) -> None:
+        """Add a turn that ended after ``seconds``."""
+        before = self.turn_s.n if self.turn_s.n < WINDOW else max(self.turns, WINDOW)
+        self.turns = before + 1.0
+        self.turn_s.add(seconds)
 
     def growth(self, context_tokens: int, finished_calls: int, seconds: float) -> int:
         """Return the number of tokens by which the context of a chain of calls is expected to grow
@@ -411,10 +419,12 @@ class Usual:
 
         The mean duration of a turn is the time spent in turns, ended or not, divided by the number
         of turns that ended. This estimate is unbiased if the probability that a turn ends does not
-        depend on how long it has lasted.
+        depend on how long it has lasted. The running turns are divided by the number of all turns
+        that ended, and not by the at most `WINDOW` turns in the mean ``turn_s``: otherwise, a type
+        with as many running turns as that would seem to have far longer turns than it has.
         """
-        ended = self.turn_s.n
-        turn_s = self.turn_s.value + self.running.seconds / ended if ended else 0.0
+        ended = max(self.turns, self.turn_s.n)
+        turn_s = self.turn_s.value + self.running.seconds / ended if self.turn_s.n else 0.0
         if turn_s <= 0.0 or self.branches:
             return 0
         turns = seconds / turn_s

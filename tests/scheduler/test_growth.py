@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from agentrt.scheduler.events import CallPreempted
 from agentrt.scheduler.learned import Mean, Usual
-from tests.scheduler.admitting import BLOCK, KIND, WORTH_S, Counted
+from tests.scheduler.admitting import BLOCK, KIND, WORTH_S, Admitting, Counted
 
 
 @pytest.mark.parametrize(
@@ -89,6 +89,22 @@ def test_turns_that_last_count_before_they_end() -> None:
     for turn in turns:
         turn.end(9.0)
     assert usual.growth(0, 0, 42.0) == 4200
+
+
+def test_turns_do_not_seem_longer_the_more_of_them_run_at_the_same_time() -> None:
+    """Two groups of 128 programs make their calls in turn. A turn lasts for two seconds: one until
+    the next call, and one of the call.
+    """
+    engine = Admitting("memory", blocks=100_000, slots=128)
+    usual = engine.learned.usual(KIND)
+    for second in range(40):
+        group = second % 2
+        began = [engine.arrive(f"{group}-{number}", BLOCK) for number in range(128)]
+        engine.step(1.0)
+        growth = usual.growth(0, 0, 8.0)
+        for call in began:
+            engine.end(call, output=BLOCK)
+    assert growth == pytest.approx(4 * usual.grown.value, rel=0.03)
 
 
 def test_a_turn_ends_with_its_call_or_with_its_preemption() -> None:

@@ -172,7 +172,7 @@ class WorkingSet(Admission):
             if program.last_turn_at is not None and not program.queued:
                 usual = self.learned.usual(program.kind)
                 usual.grown.add(max(tokens - program.context_tokens, 0))
-                usual.turn_s.add(now - program.last_turn_at - call.waited_s)
+                usual.turn_ended(now - program.last_turn_at - call.waited_s)
             program.last_turn_at = now
         program.context_tokens = max(program.context_tokens, tokens)
         self._update_claim(program)
