@@ -281,6 +281,7 @@ def test_the_same_command_goes_on(journal: Path, prog: Path, runs: Run) -> None:
 TYPED = """
 from dataclasses import dataclass
 from datetime import date
+from decimal import Decimal
 from pydantic import BaseModel
 from agentrt import tool
 
@@ -297,14 +298,20 @@ class Seat:
 def seat():
     return Seat(1)
 
+@tool
+def price():
+    return Decimal("1.5")
+
 @program
 async def main(ctx):
     found = await ctx.tool(seat)
     some = ctx.uuid()
     answer = await ctx.human("go on?", schema=list[Approval] | None)
     again = await ctx.human("really?", schema=bool)
+    cost = await ctx.tool(price)
     await ctx.sleep(0)
-    return [type(found).__name__, repr(found), type(some).__name__, repr(answer), repr(again)]
+    kinds = [type(found).__name__, repr(found), type(some).__name__]
+    return [*kinds, repr(answer), repr(again), repr(cost)]
 """
 
 
@@ -315,14 +322,14 @@ def test_an_answer_that_is_set_has_the_type_of_the_recorded_answer(
     answers = ["--human", "null", "--human", "no"]
     assert run_program(TYPED, "--journal", tmp_path / "j", *answers).code == 0
     forking: list[Any] = ["fork", tmp_path / "j", "main-1", tmp_path / "prog.py", "--at", "sleep"]
-    sets = ["--set", 'seat={"row": 7}', "--set", f"uuid={'0' * 32}", "--set", "0#3=yes"]
-    sets += ["--set", '0#2=[{"ok": true, "until": "2026-01-02"}]']
+    sets = ["--set", 'seat={"row": 7}', "--set", f"uuid={'1' * 32}", "--set", "0#3=yes"]
+    sets += ["--set", '0#2=[{"ok": true, "until": "2026-01-02"}]', "--set", "price=2.50"]
     ran = runs(*forking, *sets, "--json")
     approval = "[Approval(ok=True, until=datetime.date(2026, 1, 2))]"
     seat = "Seat(row=7, free=True)"
-    assert ran.json["results"] == [["Seat", seat, "UUID", approval, "True"]]
+    assert ran.json["results"] == [["Seat", seat, "UUID", approval, "True", "Decimal('2.50')"]]
     diff = runs("diff", tmp_path / "j", "main-1", "main-1-fork-1", "--json").json
-    assert [each["node"] for each in diff["differences"]] == ["0#0", "0#1", "0#2", "0#3"]
+    assert [each["node"] for each in diff["differences"]] == ["0#0", "0#1", "0#2", "0#3", "0#4"]
     shown = runs("show", tmp_path / "j", "main-1-fork-1", "--node", "0#2").out
     assert 'answer: [{"ok": true, "until": "2026-01-02"}]' in shown
     other = runs(*forking, "--set", 'seat="none"', "--json").json["results"]

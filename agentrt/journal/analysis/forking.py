@@ -132,6 +132,7 @@ def answer_of(node: PastNode, answer: Any) -> str:
     before = json.loads(node.end.outcome) if node.end and node.end.outcome else None
     if start.kind not in _SETTABLE or (is_call and _is_more(node.request, before)):
         raise UsageError(f"{place_and_name} has no answer that can be set; set {_SET}")
+    raw_answer = answer
     if isinstance(answer, str):
         answer = _value(answer, is_text=is_call or isinstance(before, str))
     try:
@@ -147,7 +148,7 @@ def answer_of(node: PastNode, answer: Any) -> str:
         elif schema_of(node) is not None:
             answer = {"$": SET_ANSWER, "value": answer}
         elif node.end is not None and node.state == DONE and start.kind != "human":
-            return dumps(_like_recorded(answer, node.end.outcome))
+            return dumps(_like_recorded(answer, raw_answer, node.end.outcome))
         return dumps(loads(json.dumps(answer)))
     except (UnkeptError, ValueError, RecursionError) as error:
         raise UsageError(f"{place_and_name}: {error}") from error
@@ -161,11 +162,12 @@ def schema_of(node: PastNode) -> Mapping[str, Any] | None:
     return schema if isinstance(schema, Mapping) else None
 
 
-def _like_recorded(answer: Any, outcome: str) -> Any:
+def _like_recorded(answer: Any, raw_answer: Any, outcome: str) -> Any:
     """Return a new answer, a JSON value, as a value of the type of the recorded answer. The answer
     is returned unchanged if the recorded answer is plain JSON or cannot be read, if pydantic cannot
     write its type as JSON, or if it is written as another kind of JSON value, such as a text in
-    place of an object.
+    place of an object. A number stands for its text, as it was typed in ``raw_answer``, if the
+    recorded answer is written as a text: a `decimal.Decimal`, or a UUID that has only digits.
 
     Raises `ValueError` for an answer that does not fit the type.
     """
@@ -176,6 +178,8 @@ def _like_recorded(answer: Any, outcome: str) -> Any:
     try:
         old = loads(outcome)
         plain = to_jsonable_python(old)
+        if type(plain) is str and type(old) is not str and type(answer) in (int, float):
+            answer = raw_answer if isinstance(raw_answer, str) else json.dumps(answer)
         if type(plain) is type(old) or type(plain) is not type(answer):
             return answer
         return TypeAdapter(type(old)).validate_json(json.dumps(answer))
