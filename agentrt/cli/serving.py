@@ -207,10 +207,15 @@ def load_middleware(name: str) -> Callable[[ASGIApp], ASGIApp]:
         except ValueError:  # a class in C may have no signature
             pass
         return partial(_made, name, cast("Callable[[ASGIApp], ASGIApp]", value))
-    if inspect.iscoroutinefunction(value):
-        return partial(BaseHTTPMiddleware, dispatch=value)
     wrong = f"{module_name} has no {attribute!r}"
-    if value is not None:
+    if inspect.iscoroutinefunction(value):
+        try:
+            inspect.signature(value).bind(None, None)
+        except TypeError as error:
+            wrong = f"{attribute} has other parameters ({error})"
+        else:
+            return partial(BaseHTTPMiddleware, dispatch=value)
+    elif value is not None:
         wrong = f"{attribute} is of type {type(value).__name__}"
     raise UsageError(
         f"--middleware {name}: {wrong}; name a class of ASGI middleware, or an async function with "

@@ -71,6 +71,10 @@ pytestmark = pytest.mark.usefixtures("clean_imports")
         (("--middleware", "json.Check"), "--middleware json.Check: json has no 'Check'"),
         (("--middleware", "json.dumps"), "--middleware json.dumps: dumps is of type function"),
         (
+            ("--middleware", "asyncio.wait"),
+            "--middleware asyncio.wait: wait has other parameters (too many positional arguments)",
+        ),
+        (
             ("--middleware", "starlette.middleware.authentication.AuthenticationMiddleware"),
             "(missing a required argument: 'backend'); name a subclass that sets",
         ),
