@@ -69,7 +69,7 @@ class ExecutionDAG:
         ended.
         """
         if self.closed_at is not None:
-            raise InvariantError(f"cannot add {name!r}: program {self.program_id} is closed")
+            raise InvariantError(f"cannot add node {name!r}: program {self.program_id} has ended")
         above, depth, path_s, via = self._lineage_of(parents)
         node = Node(len(self._nodes), kind, name, scope, above, at, path_s, depth, via)
         self._nodes.append(node)

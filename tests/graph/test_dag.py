@@ -115,7 +115,7 @@ def test_close_cancels_what_is_open(dag: ExecutionDAG) -> None:
     assert left[1].wait == ""
     assert (dag.running(), dag.waiting()) == ([], [])
     assert (dag.state, dag.closed_at) == (NodeState.FAILED, 3.0)
-    with pytest.raises(InvariantError, match="closed"):
+    with pytest.raises(InvariantError, match="has ended"):
         dag.add(NodeKind.CALL, "m", "main", (), 4.0)
     with pytest.raises(InvariantError):
         dag.close(4.0, NodeState.DONE)

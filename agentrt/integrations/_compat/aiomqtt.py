@@ -1,8 +1,8 @@
 """Replacements for parts of aiomqtt: connecting, receiving, publishing, and the DISCONNECT packet.
 
 aiomqtt's own code needs a task and several iterations of the event loop for each message, which
-takes half of the time of a round trip. And it forgets the end of a connection that a broker ends
-at once.
+takes half of the time of a round trip. It also does not notice the end of a connection that a
+broker accepts and ends in the same step.
 """
 
 from __future__ import annotations

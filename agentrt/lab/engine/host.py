@@ -144,8 +144,8 @@ class Link(OffloadingWorker):
 class HostEngine(HeadlessEngine):
     """A `HeadlessEngine` whose scheduler offloads KV cache to host memory over a `Link`.
 
-    `with_host` makes such an engine. A step without calls lasts until the next copy ends, because
-    vLLM polls its copies while calls wait for them.
+    `with_host` makes such an engine. A step in which no call runs lasts until the next copy ends,
+    because vLLM polls its copies while waiting calls need them.
     """
 
     link: Link

@@ -91,7 +91,7 @@ def may_preempt(scheduler: Scheduler, request: Request) -> bool:
 
 
 def draining(scheduler: Scheduler) -> bool:
-    """Return whether only calls that have begun may run, until they have ended."""
+    """Return whether the scheduler finishes the calls that have begun, and starts no new call."""
     return bool(scheduler.pause_state == PauseState.PAUSED_NEW)
 
 

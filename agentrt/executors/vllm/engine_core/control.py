@@ -83,7 +83,7 @@ def _boundary(scheduler: Controlled, notes: Sequence[Sequence[Any]]) -> None:
     """Note that programs began or stopped waiting for tools or humans, or dropped a context.
 
     A note is (program id, kind, name). The kind is ``tool``, ``returned``, ``human``, ``answered``
-    or ``dropped``. A wait for an event has the kinds of a tool. For ``dropped``, the name is a
+    or ``dropped``. A wait for an event is noted like a tool. For ``dropped``, the name is a
     call's id, and a fourth value may say how many of the call's first tokens are kept.
     """
     now = scheduler.clock()

@@ -1,4 +1,4 @@
-"""Flags of `vllm serve` that a user gives to agentrt, and which of them agentrt sets itself."""
+"""The flags of `vllm serve`: those that a user passes to agentrt, and those that agentrt sets."""
 
 from __future__ import annotations
 

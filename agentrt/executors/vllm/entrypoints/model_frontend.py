@@ -419,8 +419,8 @@ class VLLMFrontend(Frontend):
         return str(await self._patient(len(ids), decode, ids, skip_special_tokens=False))
 
     async def _patient(self, size: int, work: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Return the result of ``work``. If ``size`` is more than `_QUICK`, ``work`` waits for
-        earlier such work, and runs in a thread.
+        """Return the result of ``work``. If ``size`` (characters to encode, or tokens to decode) is
+        more than `_QUICK`, ``work`` runs in a thread, after all earlier work of this size.
         """
         if size <= _QUICK:
             return work(*args, **kwargs)

@@ -159,9 +159,9 @@ async def _entry_of(storage: Storage, record: RunRecord) -> _Entry:
 
 
 def _starts_over(kwargs: Mapping[str, Any], tip: str) -> bool:
-    """Return whether a run whose graph has added no checkpoint starts over.
+    """Return whether a resumed run, whose graph has added no checkpoint, starts from its beginning.
 
-    If the run does not start over, the checkpoints that its subgraphs have added are kept. Then a
+    If it does not, the checkpoints that its subgraphs have added are kept. Then a
     run with a command continues with the rest of the command, and a run with neither input nor
     command continues its thread.
     """
