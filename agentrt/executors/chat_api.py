@@ -78,8 +78,9 @@ class Caller(Protocol):
 FIELDS = "agentrt.fields"
 """The key of an ASGI scope for the request's body, parsed as a JSON object."""
 GONE = "agentrt.gone"
-"""The key of an ASGI scope for a future that is done when the client has disconnected. A scope of
-another server does not have it.
+"""The key of an ASGI scope for a future that is done when the client has disconnected. If the scope
+does not have it, only ``receive`` says so: behind another server, and behind a middleware of the
+user that has a ``receive`` of its own.
 """
 CALLER: ContextVar[Caller | None] = ContextVar("agentrt_caller", default=None)
 """The caller for which vLLM's own code makes calls through its engine client now."""

@@ -15,8 +15,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import uvicorn
+from starlette.types import Receive
 from uvicorn.protocols.http.flow_control import service_unavailable
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
 from agentrt.executors.chat_api import GONE
@@ -85,6 +86,11 @@ class ReaderTimeout(asyncio.Protocol):
     def resume_writing(self) -> None:
         super().resume_writing()
         self._cancel_reader_timer()
+
+
+def is_unwrapped(receive: Receive) -> bool:
+    """Return whether ``receive`` is uvicorn's own function, and not a middleware's around it."""
+    return isinstance(getattr(receive, "__self__", None), RequestResponseCycle)
 
 
 def _without_upgrade(data: bytes) -> bytes:

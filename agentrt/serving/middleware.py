@@ -28,7 +28,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from agentrt.executors.chat_api import GONE
 from agentrt.executors.vllm.turns import Turns
+from agentrt.serving._compat import is_unwrapped
 from agentrt.serving.bodies import (
     LONG,
     MANY_OBJECTS,
@@ -265,6 +267,10 @@ class Middleware:
         if (refusal := self._check(scope, headers)) is not None:
             await refusal(scope, receive, send)
             return
+        if GONE in scope and not is_unwrapped(receive):
+            # A middleware of the user may have answered, or have ended the request in `receive`,
+            # while the connection is still open.
+            del scope[GONE]
         path = scope["path"]
         if path not in self._direct and _is_open(path):
             await self._app(scope, receive, send)

@@ -152,8 +152,12 @@ async def open_server(
     real: Executor | None = None,
     database: str = "sqlite:agentrt.db",
     machine: MachineClocks | None = None,
+    middleware: Callable[[Any], Any] = lambda app: app,
 ) -> AsyncIterator[LocalServer]:
-    """A server on a free port, until the block ends: on a scripted engine, or a ``real`` one."""
+    """A server on a free port, until the block ends: on a scripted engine, or a ``real`` one.
+
+    All requests pass the ``middleware``, as that of ``agentrt serve --middleware``.
+    """
     if real is None:
         shared, fronts = await engine_and_fronts(flags, model, reminders=reminders)
         fields = {one.name: getattr(shared, one.name) for one in dataclasses.fields(shared)}
@@ -183,7 +187,7 @@ async def open_server(
         listener = Listener("127.0.0.1", 0)
         async with (
             opened_app(server, apis, FrontendApp(server, fronts, strict=strict)) as app,
-            listener.serving(app, server.bounds),
+            listener.serving(middleware(app), server.bounds),
             httpx.AsyncClient(base_url=listener.url, timeout=WAIT_S) as client,
         ):
             yield LocalServer(server, runtime, engine, listener.url, client, listener)

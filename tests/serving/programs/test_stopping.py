@@ -6,11 +6,14 @@ import asyncio
 import json
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from typing import Any
 
 import httpx
 import pytest
 from fastapi import APIRouter
+from starlette.middleware.base import BaseHTTPMiddleware
+from starlette.responses import Response
 
 from agentrt import Context, Runtime, program
 from agentrt.errors import CallTimeoutError
@@ -109,6 +112,50 @@ async def test_a_request_of_another_asgi_server_ends_its_calls(
             await asking
         await is_rid_of(local)
         assert not any(b'finish_reason":"stop' in message.get("body", b"") for message in sent)
+
+
+@pytest.mark.parametrize("kind", ["answers", "disconnects"])
+async def test_a_middleware_of_the_user_ends_calls(kind: str) -> None:
+    """It answers in place of the application, or `receive` says that the client has disconnected,
+    while the connection is open.
+    """
+    ends = asyncio.Event()
+
+    async def answer(request: Any, call_next: Any) -> Response:
+        asking = asyncio.ensure_future(call_next(request))
+        await ends.wait()
+        asking.cancel()
+        return Response(status_code=504)
+
+    def disconnecting(app: Any) -> Any:
+        async def middleware(scope: Any, receive: Any, send: Any) -> None:
+            is_read = False
+
+            async def receive_until() -> Any:
+                nonlocal is_read
+                if is_read:
+                    await ends.wait()
+                    return {"type": "http.disconnect"}
+                message = await receive()
+                is_read = not message.get("more_body", False)
+                return message
+
+            await app(scope, receive_until, send)
+
+        return middleware
+
+    answering = partial(BaseHTTPMiddleware, dispatch=answer)
+    middleware = answering if kind == "answers" else disconnecting
+    async with (
+        open_server(kind=Held, middleware=middleware) as local,
+        httpx.AsyncClient(base_url=local.url, timeout=WAIT_S) as client,
+    ):
+        asking = asyncio.create_task(client.post(CHAT, json=body()))
+        await local.engine.began.wait()
+        ends.set()
+        answered = await asking
+        assert (answered.status_code, answered.text) in ((504, ""), (200, "null"))
+        await is_rid_of(local)
 
 
 async def test_a_client_that_disconnects_before_admission_leaves_the_queue() -> None:
