@@ -100,11 +100,15 @@ def test_addresses_of_other_machines(host: str) -> None:
 @pytest.mark.parametrize(
     ("name", "value", "words"),
     [
-        ("ALL_PROXY", "socks://127.0.0.1:9/", "begins with http://, https://, socks5://"),
+        (
+            "ALL_PROXY",
+            "socks://127.0.0.1:9/",
+            "must begin with one of http://, https://, socks5://",
+        ),
         ("http_proxy", "http://127.0.0.1:port", "its port is not a number"),
         ("http_proxy", "http://127.0.0.1:99999", "a number from 0 to 65535"),
-        ("HTTP_PROXY", "http://", "begins with http://"),
-        ("all_proxy", "ftp://10.0.0.1", "begins with http://"),
+        ("HTTP_PROXY", "http://", "must begin with one of http://"),
+        ("all_proxy", "ftp://10.0.0.1", "must begin with one of http://"),
     ],
 )
 def test_a_proxy_that_cannot_be_used_is_named(

@@ -129,7 +129,7 @@ def test_the_command_line_gets_as_far_as_the_engine(
 class Unbound:
     """The port may be somebody else's."""
 
-    def __init__(self, host: str, port: int, certificate: object) -> None:
+    def __init__(self, host: str, port: int, *_: object, **__: object) -> None:
         self.at = host, port
 
     def close(self) -> None:

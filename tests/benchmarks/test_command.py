@@ -89,7 +89,7 @@ def test_a_command_refuses_a_contender_that_it_cannot_run_as_named(
 ) -> None:
     command, *arguments = line.split()
     name = arguments[-1]
-    check(capsys, call([command, *arguments]), f"{name!r} needs {lacking}", "leave it out")
+    check(capsys, call([command, *arguments]), f"{name!r} needs {lacking}", f"leave out {name!r}")
 
 
 @pytest.mark.parametrize("line", LINES)

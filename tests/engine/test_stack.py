@@ -223,7 +223,9 @@ def is_well(url: str) -> None:
     dockerfile = (DEPLOY / "Dockerfile").read_text("utf-8")
     check = re.search(r"HEALTHCHECK .*\n\s+CMD (\[.*\])", dockerfile)
     assert check is not None
-    program, *words = json.loads(check[1].replace("http://127.0.0.1:8000", url))
+    program, *words = json.loads(
+        check[1].replace("'127.0.0.1', 8000", f"'127.0.0.1', {httpx.URL(url).port}")
+    )
     found = shutil.which(program)
     assert found is not None
     subprocess.run([found, *words], check=True)

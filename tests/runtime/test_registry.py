@@ -58,7 +58,7 @@ def test_a_call_may_end_after_its_program(registry: RunRegistry) -> None:
     assert node.state is NodeState.CANCELLED
     registry.end_call(run, scope, node, REPORT)
     assert (node.state, run.row.service_s) == (NodeState.CANCELLED, 2.0)
-    with pytest.raises(InvariantError, match="closed"):
+    with pytest.raises(InvariantError, match="has ended"):
         registry.begin_call(run, scope, "llm")
 
 

@@ -126,7 +126,7 @@ def test_tenants_do_not_influence_each_other() -> None:
 def test_the_number_of_kinds_is_limited_and_the_longest_unseen_is_dropped_first(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(module, "KINDS", 3)
+    monkeypatch.setattr(module, "MOST_KINDS", 3)
     durations, learned = Durations(), Learned()
     for name in "abcad":
         durations.learn((*KIND, name), 1.0)

@@ -145,14 +145,14 @@ def test_two_programs_of_a_session_have_its_blocks_together(book: Book) -> None:
 def test_shared_blocks_of_too_many_types_are_dropped(
     book: Book, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "KINDS", 2)
+    monkeypatch.setattr(module, "MOST_KINDS", 2)
     first, *others = (book.owners.shared(f"type {number}") for number in range(3))
     assert (first.released, [one.released for one in others]) == (True, [False, False])
     assert book.changed[-1] is first
 
 
 def test_the_longest_idle_session_is_dropped(book: Book, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "KINDS", 2)
+    monkeypatch.setattr(module, "MOST_KINDS", 2)
     first, second, third = (book.called(name, 0.0, session=f"of {name}") for name in "abc")
     for name in "ab":
         book.end(name, 1.0)

@@ -206,9 +206,9 @@ def check_parts(contenders: Iterable[Contender], able: Collection[str] = ()) -> 
         lacking = next((part for part in contender.parts if part not in able), None)
         if lacking is not None:
             raise ConfigError(
-                f"{contender.name!r} needs {lacking}, which this command does not apply; leave "
-                f"{contender.name!r} out, or use python -m benchmarks policies --virtual, which "
-                "runs every policy"
+                f"{contender.name!r} needs {lacking}, which this command does not apply; leave out "
+                f"{contender.name!r}, or use python -m benchmarks policies --virtual, which runs "
+                "every policy"
             )
 
 
