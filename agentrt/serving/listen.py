@@ -342,7 +342,8 @@ def _is_abandoned(path: Path) -> bool:
 
 def _unix_error(path: Path, error: OSError) -> ConfigError:
     reason = (error.strerror or str(error)).lower()
-    return ConfigError(f"--uds {path}: {reason}; name a file that does not exist, in a folder")
+    way_out = "name a new file in a folder that exists and that you may write"
+    return ConfigError(f"--uds {path}: {reason}; {way_out}")
 
 
 def _port_error(host: str, port: int, error: OSError) -> ConfigError:
