@@ -304,13 +304,13 @@ def price():
 
 @program
 async def main(ctx):
-    found = await ctx.tool(seat)
-    some = ctx.uuid()
+    booked = await ctx.tool(seat)
+    number = ctx.uuid()
     answer = await ctx.human("go on?", schema=list[Approval] | None)
     again = await ctx.human("really?", schema=bool)
     cost = await ctx.tool(price)
     await ctx.sleep(0)
-    kinds = [type(found).__name__, repr(found), type(some).__name__]
+    kinds = [type(booked).__name__, repr(booked), type(number).__name__]
     return [*kinds, repr(answer), repr(again), repr(cost)]
 """
 
@@ -334,12 +334,12 @@ def test_an_answer_that_is_set_has_the_type_of_the_recorded_answer(
     assert 'answer: [{"ok": true, "until": "2026-01-02"}]' in shown
     other = runs(*forking, "--set", 'seat="none"', "--json").json["results"]
     assert other[0][:2] == ["str", "'none'"], "another kind of JSON value stays as it is"
-    for given, words in (
+    for setting, words in (
         ('seat={"row": "x"}', "--set 0#0: tool seat: the recorded answer is a Seat, and this"),
         ("uuid=7x", "the recorded answer is a UUID, and this value does not fit: "),
         ('0#2=[{"ok": 7}]', "--set 0#2: the answer does not fit the question: "),
     ):
-        refused = runs(*forking, "--set", given)
+        refused = runs(*forking, "--set", setting)
         assert (refused.code, words in refused.said) == (2, True), refused.err
 
 

@@ -162,7 +162,7 @@ class Outgoing:
     def size(self) -> int:
         """Return the size of the message's packet in bytes, with the largest possible header."""
         own = len(self.topic.encode()) + len(self.payload)
-        return _HEADER + own + len(self.as_properties().pack())  # type: ignore[no-untyped-call]
+        return _HEADER + own + len(self.as_properties().pack())  # type: ignore[no-untyped-call]  # paho
 
 
 async def publish(client: aiomqtt.Client, message: Outgoing) -> None:

@@ -39,9 +39,8 @@ _AGAIN = 0.25
 become longer by this share: the longer a gap has lasted, the more slowly its forecast changes.
 """
 _OUTGROWN = 2.0
-"""What it costs if the contexts outgrow the cache, as a multiple of the cost of recomputing the
-blocks that do not fit: they are recomputed once before a resident leaves (`may_stay`), and once
-when it is admitted again.
+"""If the contexts outgrow the cache, the blocks that do not fit are recomputed this many times:
+once before a resident leaves (`may_stay`), and once when the resident is admitted again.
 """
 _TURN = 8.0
 """When a call of a resident is queued, the resident gives way to another program only after it has

@@ -11,7 +11,7 @@ import pytest
 from agentrt.errors import ConfigError
 from agentrt.integrations.mcp import HttpServer, StdioServer, read_servers
 
-ENV = {"HOME": "/home/ann", "TOKEN": "s3cret", "EMPTY": "", "LINE": "s3cret\n"}
+ENV = {"HOME": "/somewhere", "TOKEN": "s3cret", "EMPTY": "", "LINE": "s3cret\n"}
 
 
 def file(folder: Path, **servers: Any) -> Path:
@@ -39,9 +39,9 @@ def test_servers_are_commands_or_urls(tmp_path: Path) -> None:
         StdioServer(
             "files",
             "npx",
-            ("files", "/home/ann/notes", "$HOME", "x"),
+            ("files", "/somewhere/notes", "$HOME", "x"),
             {"KEY": "s3cret"},
-            "/home/ann",
+            "/somewhere",
         ),
         HttpServer("web", "https://example.org/mcp", {"Authorization": "Bearer s3cret"}),
         HttpServer("old", "http://localhost:1/mcp"),

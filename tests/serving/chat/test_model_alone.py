@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ import pytest
 
 pytest.importorskip("vllm")
 
-from playwright.async_api import Browser, ViewportSize, expect
+from playwright.async_api import Browser, Page, ViewportSize, expect
 
 from agentrt.request import Call
 from agentrt.serving import chat, langgraph, observability
@@ -104,11 +106,10 @@ async def test_a_key_keeps_conversations_in_the_tab_and_errors_stay(
         assert await other.evaluate("localStorage.length") == 0
 
 
-async def test_an_answer_that_is_left_goes_on_and_is_shown_again(
-    browser: Browser, tmp_path: Path
-) -> None:
-    """Another message waits for the answer, and replaces nothing."""
-    database = f"sqlite:{tmp_path / 'agentrt.db'}"
+@asynccontextmanager
+async def begun_answer(browser: Browser, folder: Path) -> AsyncIterator[tuple[Any, Page]]:
+    """An engine that has sent a part of its answer to "hi", and the page that shows it."""
+    database = f"sqlite:{folder / 'agentrt.db'}"
     async with (
         open_server(answer, kind=Held, apis=APIS, database=database) as local,
         shown(browser, local.url) as page,
@@ -116,6 +117,14 @@ async def test_an_answer_that_is_left_goes_on_and_is_shown_again(
         engine: Any = local.engine
         await say(page, "hi")
         await engine.began.wait()
+        yield engine, page
+
+
+async def test_an_answer_that_is_left_goes_on_and_is_shown_again(
+    browser: Browser, tmp_path: Path
+) -> None:
+    """Another message waits for the answer, and replaces nothing."""
+    async with begun_answer(browser, tmp_path) as (engine, page):
         texts = page.locator("article .text")
         await expect(texts.last).to_contain_text("Hello from")
         await page.get_by_role("button", name="New conversation").click()
@@ -136,14 +145,7 @@ async def test_an_answer_that_is_left_goes_on_and_is_shown_again(
 async def test_a_page_that_is_left_keeps_the_part_of_the_answer(
     browser: Browser, tmp_path: Path
 ) -> None:
-    database = f"sqlite:{tmp_path / 'agentrt.db'}"
-    async with (
-        open_server(answer, kind=Held, apis=APIS, database=database) as local,
-        shown(browser, local.url) as page,
-    ):
-        engine: Any = local.engine
-        await say(page, "hi")
-        await engine.began.wait()
+    async with begun_answer(browser, tmp_path) as (engine, page):
         articles = page.locator("article")
         await expect(articles.last).to_contain_text("Hello from")
         await page.reload()
