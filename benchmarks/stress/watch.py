@@ -101,7 +101,7 @@ class Watch:
         self.events: list[tuple[float, int, str, str]] = []
         self.figures = Figures()
         self.lost: set[str] = set()
-        """Streaming sessions that vLLM itself may have lost (see `_preempting`)."""
+        """Streaming sessions that stock's scheduler may have lost (see `_preempting`)."""
         self.waited_s: dict[str, float] = {}
         """The total seconds that the calls of each program waited."""
         self._program: dict[str, str] = {}
@@ -170,7 +170,7 @@ class Watch:
         better = "" if call is None else call.gave_way_to
         progress = request.num_output_tokens, request.num_computed_tokens
         self._preempted.append((request, progress, better))
-        if request.resumable and request.num_in_flight_tokens:
+        if self.core is None and request.resumable and request.num_in_flight_tokens:
             self.lost.add(request.request_id)  # if its turn ends now, vLLM drops it from its queues
         self._preempt(request, *args, **kwargs)
 

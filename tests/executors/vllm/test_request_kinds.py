@@ -142,25 +142,69 @@ def test_a_session_gives_way_only_while_none_of_its_output_is_in_flight(in_fligh
     assert session.num_preemptions == (in_flight == 1)
 
 
-def test_a_session_whose_turn_ends_after_its_preemption_does_no_harm() -> None:
-    """vLLM then queues it twice, and removes both entries: it can be ended, and others continue."""
-    scheduler = make_scheduler(ProgramScheduler, max_num_seqs=2, blocks=64, settings=EAGER)
+@pytest.mark.parametrize("queued_early", [True, False])
+@pytest.mark.parametrize("settings", [EAGER, {"policy": "fcfs", "admission": "off"}])
+def test_a_session_whose_turn_ends_after_its_preemption_goes_on(
+    settings: dict[str, Any], *, queued_early: bool
+) -> None:
+    """vLLM 0.32 drops the session from its queues, and the output of the turn from its text."""
+    scheduler = make_scheduler(ProgramScheduler, max_num_seqs=2, blocks=64, settings=settings)
     e = HeadlessEngine(scheduler, in_flight=2)
+    session = preempted_at_the_end_of_its_turn(e)
+    if queued_early:
+        e.submit(chunk("s", [1, 2, 3], 4))
+    e.step()
+    e.step()
+    if not queued_early:
+        assert session.status.name == "WAITING_FOR_STREAMING_REQ"
+        for _ in range(12):
+            e.step()
+        assert session.num_output_tokens == 2
+        e.submit(chunk("s", [1, 2, 3], 4))
+    e.run()
+    # Of each answer, the last token is sampled but never computed: it is not part of the prompt.
+    assert session.num_prompt_tokens == 20 + 1 + 3
+    assert session.num_computed_tokens == 20 + 1 + 3 + 3
+    e.submit(chunk("s", [4, 5], 2))
+    e.run()
+    assert session.num_prompt_tokens == 20 + 1 + 3 + 3 + 2
+    e.submit(end("s"))
+    e.run()
+    assert not scheduler.requests
+    assert not scheduler.core.calls
+    check_queues(scheduler.core)
+
+
+def preempted_at_the_end_of_its_turn(e: HeadlessEngine) -> Any:
+    """Start a session and a call beside it. Preempt the session while the last output of its turn
+    is in flight, as vLLM does when memory is short, and return it.
+    """
     session = chunk("s", list(range(20)), 2)
     e.submit(session)
     e.add("beside", list(range(50, 70)), 9)
     e.step()
     e.step()
     assert session.num_in_flight_tokens == 1, "the last of its turn"
-    scheduler.running.remove(session)
-    scheduler._preempt_request(session, 0.0)  # as vLLM does when memory is short
-    for _ in range(12):
-        e.step()
+    e.scheduler.running.remove(session)
+    e.scheduler._preempt_request(session, 0.0)
+    return session
+
+
+@pytest.mark.parametrize("settings", [EAGER, {"policy": "fcfs", "admission": "off"}])
+def test_a_pause_waits_for_calls_beside_a_session_that_waits_for_input(
+    settings: dict[str, Any],
+) -> None:
+    """vLLM subtracts such a session from the unfinished calls of a pause, but has not counted a
+    session that holds no blocks: the pause would end while the call beside it runs.
+    """
+    scheduler = make_scheduler(ProgramScheduler, max_num_seqs=2, blocks=64, settings=settings)
+    e = HeadlessEngine(scheduler, in_flight=2)
+    session = preempted_at_the_end_of_its_turn(e)
+    e.step()
+    e.step()
     assert session.status.name == "WAITING_FOR_STREAMING_REQ"
-    e.submit(end("s"))
-    e.run()
-    assert not scheduler.requests
-    assert not scheduler.core.calls
+    scheduler.set_pause_state(PauseState.PAUSED_NEW)
+    assert scheduler.get_num_unfinished_requests() == 1
 
 
 def test_output_in_flight_is_dropped_where_its_kv_cache_would_be_handed_on() -> None:

@@ -12,6 +12,7 @@ __all__ = [
     "extra_args",
     "rehash",
     "tokens_left",
+    "waits_for_input",
 ]
 
 
@@ -32,6 +33,11 @@ def compiles_grammar(request: Request) -> bool:
         and structured is not None
         and structured.grammar is None
     )
+
+
+def waits_for_input(request: Request) -> bool:
+    """Return whether the request is a streaming session that waits for its client's next input."""
+    return bool(request.status is RequestStatus.WAITING_FOR_STREAMING_REQ)
 
 
 def tokens_left(request: Request) -> int:

@@ -17,6 +17,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import RequestStatus
 
 from agentrt.executors.vllm._compat.prefixes import hash_block_size
+from agentrt.executors.vllm._compat.requests import waits_for_input
 
 if TYPE_CHECKING:
     from agentrt.executors.vllm._compat.bases import AsyncScheduler, RequestQueue
@@ -83,8 +84,8 @@ def preempt(scheduler: Scheduler, request: Request, now: float) -> None:
 def may_preempt(scheduler: Scheduler, request: Request) -> bool:
     """Return whether this running request can be preempted so that its blocks are free at once.
 
-    A streaming session with tokens in flight must not be preempted: if the output that ends its
-    turn arrives after its preemption, vLLM drops the session from its queues.
+    A streaming session with tokens in flight is not preempted: this output may end its turn. Then
+    its slot would become free anyway, and the session would have to compute its text again.
     """
     in_flight = request.resumable and request.num_in_flight_tokens
     return not in_flight and scheduler._request_blocks_can_be_freed(request)
@@ -110,6 +111,54 @@ def begun_waiting(scheduler: Scheduler) -> list[Request]:
             or (request.status is RequestStatus.WAITING and request.num_preemptions)
         )
     ]
+
+
+def lost_sessions(scheduler: Scheduler, sessions: Iterable[Request]) -> list[Request]:
+    """Return those of ``sessions``, streaming sessions that vLLM preempted, which vLLM 0.32 has
+    lost: if a turn ends after its session was preempted, vLLM drops the session from its queues.
+    """
+    queued = {request.request_id for request in scheduler.waiting}
+    between_turns = (RequestStatus.WAITING, RequestStatus.WAITING_FOR_STREAMING_REQ)
+    return [
+        session
+        for session in sessions
+        if session.status in between_turns
+        and session.request_id in scheduler.requests
+        and session.request_id not in queued
+    ]
+
+
+def idle_sessions(scheduler: Scheduler) -> int:
+    """Return the number of streaming sessions that wait for their client's next input and hold no
+    KV-cache blocks, because they were preempted at the end of their turn.
+    """
+    holding = {request.request_id for request in scheduler.kv_holding_waiting}
+    return sum(
+        waits_for_input(request) and name not in holding
+        for name, request in scheduler.requests.items()
+    )
+
+
+def queue_session(scheduler: Scheduler, session: Request) -> None:
+    """Put a streaming session that holds no KV-cache blocks into the waiting queue, as vLLM 0.33
+    does after the end of a turn.
+    """
+    scheduler._enqueue_waiting_request(session)
+
+
+@contextlib.contextmanager
+def keeping_output(session: Request) -> Iterator[None]:
+    """Let vLLM keep a session's whole output but its last token, when it adds the next input.
+
+    vLLM 0.32 keeps only what is in the KV cache: of a preempted session, nothing. vLLM 0.33 keeps
+    the same tokens as this function.
+    """
+    computed = session.num_computed_tokens
+    session.num_computed_tokens = session.num_tokens - 1
+    try:
+        yield
+    finally:
+        session.num_computed_tokens = computed
 
 
 @contextlib.contextmanager

@@ -12,7 +12,7 @@ from typing import Any
 from typing_extensions import override
 
 from agentrt.executors.vllm._compat.pool import holds_blocks
-from agentrt.executors.vllm._compat.requests import Request, compiles_grammar
+from agentrt.executors.vllm._compat.requests import Request, compiles_grammar, waits_for_input
 from agentrt.executors.vllm._compat.scheduling import (
     AsyncScheduler,
     RequestQueue,
@@ -46,7 +46,8 @@ class LevelRequestQueue(RequestQueue):
         call = self._core.calls[request.request_id]
         # vLLM adds a streaming session twice if its turn ends after its preemption.
         if not call.queued:
-            self._queue.put(call, deferred=compiles_grammar(request))
+            cannot_start = compiles_grammar(request) or waits_for_input(request)
+            self._queue.put(call, deferred=cannot_start)
 
     @override
     def pop_request(self) -> Request:

@@ -47,6 +47,7 @@ from agentrt.executors.vllm._compat.requests import (
     compiles_grammar,
     extra_args,
     tokens_left,
+    waits_for_input,
 )
 from agentrt.executors.vllm._compat.sampling import correct_constrained_logprobs, mend_sampling
 from agentrt.executors.vllm._compat.scheduling import (
@@ -56,12 +57,16 @@ from agentrt.executors.vllm._compat.scheduling import (
     begun_waiting,
     draining,
     free_slots,
+    idle_sessions,
+    keeping_output,
     load_ended,
     loading,
+    lost_sessions,
     may_preempt,
     offering,
     paused,
     preempt,
+    queue_session,
     shorten_steps,
     started,
 )
@@ -161,6 +166,8 @@ class ProgramScheduler(AsyncScheduler):
         """
         self._loading: dict[QueuedCall, None] = {}
         """Calls whose load of KV cache is in flight."""
+        self._preempted_sessions: dict[str, Request] = {}
+        """Streaming sessions that were preempted while output of their turn was in flight."""
         self._moved: list[QueuedCall] = []
         """Running calls that may be at a wrong place in vLLM's list ``running``."""
         self.use(self.config)
@@ -242,8 +249,9 @@ class ProgramScheduler(AsyncScheduler):
     def get_num_unfinished_requests(self) -> int:
         # A pause with mode ``wait`` ends when no call is unfinished. Preempted calls have begun, so
         # the pause must wait for them, too.
-        begun = len(begun_waiting(self)) if draining(self) else 0
-        return int(super().get_num_unfinished_requests()) + begun
+        # vLLM subtracts the sessions that wait for input, even those that it has not counted.
+        uncounted = len(begun_waiting(self)) + idle_sessions(self) if draining(self) else 0
+        return int(super().get_num_unfinished_requests()) + uncounted
 
     @override
     def _handle_blocked_waiting_request(self, request: Request) -> bool:
@@ -305,9 +313,24 @@ class ProgramScheduler(AsyncScheduler):
             self._end_prefills()
         if self._loading:
             self._end_loads()
+        if self._preempted_sessions:
+            self._keep_sessions()
         if not self.running:
             self._moved.clear()  # nothing is left to sort; a reference would keep the call alive
         return outputs if self.kv_events is None else self.kv_events.attach(outputs)
+
+    def _keep_sessions(self) -> None:
+        """Queue the preempted streaming sessions that vLLM has lost at the end of their turn."""
+        for session in lost_sessions(self, self._preempted_sessions.values()):
+            queue_session(self, session)
+        for name, session in [*self._preempted_sessions.items()]:
+            if not session.num_in_flight_tokens:
+                del self._preempted_sessions[name]
+
+    @override
+    def _update_request_as_session(self, session: Request, update: Any) -> None:
+        with keeping_output(session):
+            super()._update_request_as_session(session, update)
 
     def _end_prefills(self) -> None:
         """Report the running calls that have produced their first token since they started."""
@@ -412,6 +435,8 @@ class ProgramScheduler(AsyncScheduler):
         call = self.core.calls.get(request.request_id)
         if call is not None and call.state is RUNNING:  # else the preemption is already reported
             self._call_preempted(call, PreemptionReason.MEMORY)
+        if request.resumable and request.num_in_flight_tokens:
+            self._preempted_sessions[request.request_id] = request
         super()._preempt_request(request, timestamp, *args, **kwargs)
         if call is not None:
             self.weights.preempted(call)
@@ -521,7 +546,7 @@ class _EngineView:
 
     def may_be_offered(self, call: QueuedCall) -> bool:
         request = call.item
-        if request.num_in_flight_tokens or compiles_grammar(request):
+        if request.num_in_flight_tokens or compiles_grammar(request) or waits_for_input(request):
             return False
         return not call.stuck or self._scheduler._adapters.fitted(request)
 
