@@ -6,14 +6,15 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from vllm.v1.kv_offload.base import GPULoadStoreSpec
+from vllm.v1.kv_offload.base import GPULoadStoreSpec, ReqContext
 from vllm.v1.kv_offload.cpu.common import CPULoadStoreSpec
 from vllm.v1.request import RequestStatus
 
 from agentrt.errors import ConfigError
+from agentrt.executors.vllm._compat.offloading import keys_of
 from agentrt.executors.vllm.engine_core.scheduler import ProgramScheduler
 from agentrt.executors.vllm.options import HOST_TIER
-from agentrt.lab.engine.headless import make_scheduler, stock_scheduler
+from agentrt.lab.engine.headless import make_request, make_scheduler, stock_scheduler
 from agentrt.lab.engine.host import HostEngine, Link, transfer_config, with_host
 from agentrt.lab.engine.host_memory import HostMemory
 from agentrt.lab.engine.step_time import StepTimeModel
@@ -251,3 +252,29 @@ def test_a_contender_names_its_host_memory() -> None:
 def test_a_contender_with_a_wrong_host_memory_is_refused(suffix: str) -> None:
     with pytest.raises(ConfigError):
         contender(f"stock+{suffix}")
+
+
+def test_each_turn_of_a_session_stores_its_own_blocks() -> None:
+    """Stock's connector appends all blocks of a session once more at each turn."""
+    virtual = engine("agentrt", FAST, host_blocks=160)
+    connector: Any = virtual.scheduler.connector
+    block = virtual.scheduler.block_size
+    inputs = [text("s", block - 2), text("t", block), text("u", 2 * block)]
+    for prompt in inputs:  # at the end of the first turn, the last token fills a block
+        virtual.submit(
+            make_request("s", prompt, block, resumable=True, max_tokens=2, ignore_eos=True)
+        )
+        virtual.run(1000)
+        session = virtual.requests["s"]
+        (group,) = connector.connector_scheduler._req_status["s"].group_states
+        (blocks,) = virtual.scheduler.kv_cache_manager.get_block_ids("s")
+        assert group.block_ids == blocks
+        keys = keys_of(virtual.scheduler, session.block_hashes)
+        assert group.offload_keys == keys[: len(group.offload_keys)]
+    stored = keys_of(
+        virtual.scheduler, session.block_hashes[: session.num_computed_tokens // block]
+    )
+    lookup = ReqContext("other")
+    manager = connector.connector_scheduler.manager
+    virtual.settle()
+    assert all(manager.lookup(key, lookup) for key in stored)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +11,7 @@ from vllm.v1.kv_offload.cpu.policies.base import ChunkStatus, order_request_keys
 
 if TYPE_CHECKING:
     from agentrt.executors.vllm._compat.bases import CachePolicy
+    from agentrt.executors.vllm._compat.requests import Request
     from agentrt.executors.vllm._compat.scheduling import Scheduler, SchedulerOutput
 else:
     from vllm.v1.kv_offload.cpu.policies.base import CachePolicy
@@ -69,12 +70,31 @@ def forget_keys(scheduler: Scheduler, request_id: str) -> None:
 
     The connector computes the keys of the new hashes when it next handles the request.
     """
+    for group in _offload_groups(scheduler, request_id):
+        group.offload_keys.clear()
+        group.next_stored_chunk_idx = group.num_hit_chunks = 0
+
+
+def begin_turn(scheduler: Scheduler, session: Request) -> None:
+    """Have the offload connector read the blocks of a streaming session anew, because its next turn
+    begins.
+
+    vLLM's connector does not know turns, and would store wrong blocks for the session. The last
+    token of a turn is replaced by the next input, which changes the hash of its block. And when the
+    turn starts, vLLM names all blocks of the session again, and the connector would append them to
+    those that it has.
+    """
+    forget_keys(scheduler, session.request_id)
+    for group in _offload_groups(scheduler, session.request_id):
+        group.block_ids.clear()
+
+
+def _offload_groups(scheduler: Scheduler, request_id: str) -> Iterable[Any]:
+    """Return what vLLM's offload connector knows of a request's blocks, for each cache group."""
     connector: Any = getattr(scheduler, "connector", None)
     statuses = getattr(getattr(connector, "connector_scheduler", None), "_req_status", {})
     status = statuses.get(request_id)
-    for group in () if status is None else status.group_states:
-        group.offload_keys.clear()
-        group.next_stored_chunk_idx = group.num_hit_chunks = 0
+    return () if status is None else status.group_states
 
 
 def separates_salts(scheduler: Scheduler) -> bool:

@@ -26,6 +26,7 @@ from agentrt.executors.vllm._compat.batches import read_together
 from agentrt.executors.vllm._compat.core import install_control
 from agentrt.executors.vllm._compat.grammars import compile_aside
 from agentrt.executors.vllm._compat.offloading import (
+    begin_turn,
     remove_fences_once,
     separates_salts,
     without_loading,
@@ -331,6 +332,7 @@ class ProgramScheduler(AsyncScheduler):
     def _update_request_as_session(self, session: Request, update: Any) -> None:
         with keeping_output(session):
             super()._update_request_as_session(session, update)
+        begin_turn(self, session)
 
     def _end_prefills(self) -> None:
         """Report the running calls that have produced their first token since they started."""
