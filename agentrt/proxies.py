@@ -238,8 +238,8 @@ def certificates(url: str) -> ssl.SSLContext | bool:
 
 
 def certificate_file(url: str, *names: str) -> str | None:
-    """Return the value of the first variable of ``names`` that is set, which is a file of
-    certificates. Return None if none is set, or if ``url`` is not HTTPS.
+    """Return the path in the first environment variable of ``names`` that is set. The path names a
+    file of certificates. Return None if none is set, or if ``url`` is not HTTPS.
 
     Raises `ConfigError` for a file that cannot be used.
     """

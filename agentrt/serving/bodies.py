@@ -207,7 +207,7 @@ class _IncomingBody:
         return self._count.objects
 
     def in_utf8(self, raw: bytes) -> bytes | None:
-        """Return JSON that is in UTF-16 or UTF-32 in UTF-8; None for any other body."""
+        """Convert JSON from UTF-16 or UTF-32 to UTF-8. Return None for any other body."""
         if raw.startswith(b'{"'):  # usual, and not the beginning of any other encoding
             return None
         encoding = json.detect_encoding(raw[:4])

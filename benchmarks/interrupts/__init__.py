@@ -1,1 +1,3 @@
-"""The cost of a tool call over each transport, compared with a call of the bare library."""
+"""The cost of a tool call over each transport, compared with the same call by the
+transport's own library.
+"""

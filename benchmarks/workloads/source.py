@@ -67,8 +67,8 @@ def _renumbered(call: CallShape, kept: dict[int, int]) -> CallShape:
 
 
 def rescaled(program: ProgramShape, scales: Scales, *, exact: bool = False) -> ProgramShape:
-    """Return a program whose tokens and gaps are scaled in the same way as the programs of a
-    trace, with its hint and the time after its last call.
+    """Return a program with scaled tokens and gaps, as the programs of a trace are scaled. The
+    program's hint and the time after its last call are scaled, too.
     """
     replay = ScaledCalls(scales, Counter(), exact=exact)
     for call in program.calls:

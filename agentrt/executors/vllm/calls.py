@@ -68,7 +68,7 @@ def engine_input(
 
 
 def _of_tokens(call: Call, max_model_len: int, *, stream: bool) -> RenderedCall:
-    """Return, in rendered form, a call whose prompt is token ids."""
+    """Return the rendered form of a call whose prompt is token ids."""
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
 

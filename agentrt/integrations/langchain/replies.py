@@ -62,7 +62,8 @@ class ChunkMaker:
     to the last chunk.
 
     ``first_index`` is the index of the first tool call. With ``output_version`` "v1", LangChain
-    puts tool calls and other blocks, whose indices start at 0, into the same list.
+    puts tool calls into the same list as other blocks. The indices of the other blocks start at 0,
+    so those of tool calls must be higher.
     """
 
     with_usage: bool = True

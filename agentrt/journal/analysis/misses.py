@@ -51,8 +51,8 @@ class Miss:
     text ``before`` is followed by ``was`` in the earlier prompt, and by ``now`` in this prompt.
     ``again`` is the number of units after the difference that are equal again. For the verdicts
     `SALTED` and `REPLACED`, ``was`` and ``now`` are the two salts, or the two versions of the
-    weights, and ``again`` is the length of the common beginning. ``by`` are the programs for which
-    blocks were evicted.
+    weights, and ``again`` is the length of the common beginning. ``by`` are the programs that
+    needed the room of the evicted blocks.
 
     The fields from ``earlier`` to ``again`` keep their defaults in these cases:
 

@@ -164,8 +164,7 @@ class Files:
             text = "file: send the file as the field 'file' of a form (multipart/form-data)"
             raise ApiError(400, text, param="file", code="invalid_value")
         if purpose != PURPOSE_INPUT:
-            text = f"purpose must be {PURPOSE_INPUT!r}, because files are for batches only"
-            text += f", {_got(purpose)}"
+            text = f"purpose must be {PURPOSE_INPUT!r}, {_got(purpose)}; files are for batches only"
             raise ApiError(400, text, param="purpose", code="invalid_value")
         anchor, seconds = (form.get(f"expires_after[{name}]") for name in ("anchor", "seconds"))
         is_default = anchor is seconds is None

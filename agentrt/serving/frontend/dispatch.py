@@ -527,7 +527,8 @@ def _model_of(front: HTTPFrontend, responses: Any) -> Model:
 
 def _edited(kept: StoredResponse | None, request: Request, send: Send) -> Send:
     """Return ``send``, or a wrapper that edits a stored response as the request that created it
-    requires. If the response is edited, vLLM is asked for its events from the beginning.
+    requires. If the response is edited, vLLM is asked for all events of the response, and
+    the wrapper leaves out those up to ``starting_after``.
     """
     if kept is None or kept.edit is None:
         return send

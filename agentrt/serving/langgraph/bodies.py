@@ -385,7 +385,8 @@ class RunTerms(Body):
 
 
 class RunBody(RunTerms):
-    """A run to start. It starts from ``checkpoint``; None means the thread's latest checkpoint.
+    """A run to start. It starts from ``checkpoint`` or ``checkpoint_id``, or without both from the
+    thread's latest checkpoint.
 
     A run without a thread gets a temporary thread, which is deleted after the run unless
     ``on_completion`` is ``keep``.

@@ -1,4 +1,4 @@
-"""The token budget of a submitted program, and its error."""
+"""The token budget of submitted programs, and the error of one that failed or reached a limit."""
 
 from __future__ import annotations
 

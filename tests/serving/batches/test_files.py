@@ -85,8 +85,8 @@ async def test_tenants_see_their_own_files_only(tmp_path: Path) -> None:
     [
         ({"data": {"purpose": "batch"}}, "file: send the file as the field 'file'"),
         ({"json": {"purpose": "batch"}}, "file: send the file as the field 'file'"),
-        ({"files": {"file": b"x"}}, "files are for batches only, but it is missing"),
-        ({"data": {"purpose": "vision"}, "files": {"file": b"x"}}, "only, got 'vision'"),
+        ({"files": {"file": b"x"}}, "but it is missing; files are for batches only"),
+        ({"data": {"purpose": "vision"}, "files": {"file": b"x"}}, "must be 'batch', got 'vision'"),
         (
             {
                 "data": {"purpose": "batch", "expires_after[seconds]": "4000"},

@@ -271,9 +271,9 @@ def release_session(scheduler: Scheduler, session: Request) -> None:
 def shorten_allocation(scheduler: Scheduler) -> None:
     """Install the shortcuts if they are known to have the same results as vLLM's code.
 
-    In most steps, most calls compute one token, and their last block has room for it. vLLM runs its
-    whole block allocation and prefix-cache code for each of them: a quarter of all function calls
-    of its scheduler (`python -m benchmarks scheduler`). The shortcuts have the same results: the
+    In most steps, most calls compute one token, and their last block has room for it. For each of
+    them, vLLM runs its whole code for block allocation and the prefix cache, which makes about a
+    quarter of the function calls of its scheduler. The shortcuts have the same results: the
     tests in `tests.executors.vllm` compare all blocks with the blocks of vLLM's own scheduler.
 
     This needs a model with full attention only and hashes that cover whole blocks, as most models

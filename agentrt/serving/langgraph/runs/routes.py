@@ -208,8 +208,8 @@ class RunRoutes(Routes):
         await self._state.thread(caller, thread_id, "read")
         if last_event_id:
             raise invalid(
-                "Last-Event-ID: a thread's stream begins now; join a run's stream to get its "
-                "past events"
+                "Last-Event-ID: the stream of a thread has only new events; leave the header out, "
+                "or join the stream of a run to get past events of the run"
             )
         whole = "run_modes" in (stream_mode or ["run_modes"])
         headers = {"Location": f"/threads/{thread_id}/stream"}
