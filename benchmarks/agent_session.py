@@ -41,9 +41,10 @@ CLIENTS = ("claude", "codex", "opencode")
 def agent_session(client: str, turns: int, as_json: bool) -> None:
     """Measure the cached tokens of a coding agent's session by turn.
 
-    The share is the cached part of the tokens that could be cached, which are the prompt and the
-    answer of the previous call of the session. Claude Code runs all turns in one process; the other
-    agents are resumed for each turn. Needs no GPU. .ci/setup-clients installs the agents.
+    The column *share* is the number of cached tokens divided by the number of tokens that could be
+    cached: the prompt and the answer of the previous call of the session. Claude Code runs all
+    turns in one process; the other agents are resumed for each turn. Needs no GPU.
+    .ci/setup-clients installs the agents.
     """
     if not (ROOT / ".clients" / "node_modules" / ".bin" / client).exists():
         raise ConfigError(f"{client} is missing in .clients; run .ci/setup-clients")

@@ -1,7 +1,8 @@
-"""Models of real shapes with made-up weights, for benchmarks on real engines.
+"""Models with made-up weights, for benchmarks on real engines: one in the shape of Llama 3.1 8B,
+and two small models.
 
-A model with such weights has the speed and the memory needs of the real model, but its output is
-noise.
+The model in the shape of Llama has the speed and the memory needs of the real model. The output of
+all three is noise.
 """
 
 from __future__ import annotations

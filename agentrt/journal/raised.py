@@ -116,7 +116,7 @@ def write_error(error: BaseException, writer: FormWriter, depth: int) -> dict[st
 
 
 def bare(error: BaseException) -> str:
-    """Return an error as JSON text with only its type and its texts."""
+    """Return an error as JSON text with only its type, its bases, its ``str`` and its ``repr``."""
     body = _description(error) | {"value": [], "state": {}}
     body[_MARK]["as"] = "like"
     return json.dumps(body)

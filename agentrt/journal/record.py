@@ -584,8 +584,9 @@ def _differs_in_replies_only(past: PastNode, kind: str, name: str, request: Any)
     in the nodes and runs that its replies name.
 
     `ProgramRecord.answered_as` does not know all of these replies: a reply may be part of a
-    tool's recorded result. And journals of earlier versions have the numbers that the recalled
-    replies had in the process that recorded the request.
+    tool's recorded result. Also, in journals of earlier versions of agentrt, a reply that
+    was read back from the journal has the node number that it had in the process that recorded the
+    request.
     """
     start = past.start
     if (start.kind, start.name) != (kind, _plain(name)) or not past.request_text:

@@ -227,5 +227,5 @@ Change = RecordedProgram | StartRow | EndRow | WaitRow | Statement
 
 
 def unparked(program_id: str) -> Statement:
-    """Return the change for a program that is not parked any more."""
+    """Return the statement that deletes the waits of a program that is not parked any more."""
     return Statement("DELETE FROM agentrt_waits WHERE program = ?", (program_id,))

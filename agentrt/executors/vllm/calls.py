@@ -44,9 +44,10 @@ def engine_input(
     identity for the scheduler, and the values of the spec that may have been set after rendering:
     the seed, the maximum length, and ``ignore_eos``. The parameters of a ``pooled`` call are
     unchanged. A call whose prompt is token ids is sampled with the parameters in its spec; its
-    prompt and output have at most ``max_model_len`` tokens together. Raises `PromptTooLongError` if
-    the prompt leaves no room for output, and `CallRejectedError` for a call without token ids, or
-    with an ``attention``, which vLLM does not support.
+    prompt and output have at most ``max_model_len`` tokens together. For a call that is not
+    rendered, raises `PromptTooLongError` if the prompt leaves no room for output, and
+    `CallRejectedError` if the call has no token ids, or has an ``attention``, which vLLM does not
+    support.
     """
     spec = call.spec
     rendered = spec.rendered

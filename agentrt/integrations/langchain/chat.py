@@ -286,6 +286,9 @@ class ChatAgentRT(BaseChatModel):
     ) -> int:
         """Return the number of tokens of a prompt with these messages and tools, including the
         tokens of the model's chat template.
+
+        With ``custom_get_token_ids``, LangChain counts only the messages, without the tools and the
+        template.
         """
         if self.custom_get_token_ids is not None:
             return super().get_num_tokens_from_messages(messages)

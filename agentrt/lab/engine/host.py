@@ -46,7 +46,7 @@ class HostSpec(CPUOffloadingSpec):
         self.num_chunks = int(self.extra_config[_BLOCKS])
 
     def get_worker(self, kv_caches: CanonicalKVCaches) -> OffloadingWorker:
-        raise InvariantError("a virtual engine sets the worker of its host memory itself")
+        raise InvariantError("vLLM asked for an offloading worker; a virtual engine has its own")
 
 
 def transfer_config(blocks: int, extra: Mapping[str, Any]) -> KVTransferConfig:

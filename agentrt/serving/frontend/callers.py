@@ -134,12 +134,13 @@ class RequestCaller(Caller):
             self._over.set()
 
     def failed(self, error: BaseException) -> AgentrtError | None:
-        """Return the error that the client gets for ``error``. Return None if the request was
-        cancelled because the client has disconnected or the server stops.
+        """Return the error that the client gets for ``error``. Return None if the client
+        has disconnected, or if the request was cancelled although it was not called off and its
+        program has not ended (a server that closes cancels its requests).
 
-        If the request was cancelled, the error is the error of `call_off`, for example a
-        `CallTimeoutError` after the program's deadline, a `CalledOffError` if the program has
-        ended, or a `StoppingError` if the server has ended it because it closes.
+        If the request was called off, the error is that of `call_off`, such as a `CallTimeoutError`
+        after the program's deadline. If the program has ended, the error is a `StoppingError` if a
+        server that closes ended the program, and otherwise a `CalledOffError`.
         """
         run = self._entry.program.run
         if isinstance(error, asyncio.CancelledError):

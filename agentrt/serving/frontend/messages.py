@@ -166,7 +166,7 @@ class _ChatConverter:
         return chat
 
     def system(self, blocks: Sequence[Any]) -> list[Any]:
-        """Convert the blocks of a system prompt."""
+        """Convert the blocks of a system prompt to content parts that vLLM accepts."""
         parts = [part for block in map(_block, blocks) for part in self._system_block(block)]
         for part in parts:
             if part.get("type") in _CHANGES:  # tool changes are allowed in the chat only

@@ -73,7 +73,8 @@ class ServedRun:
 
     def publish(self, event: Event | QuestionView) -> None:
         """Put an event into all watchers' queues. If a queue is full, an event about a node is not
-        put into it, and any other event replaces the oldest event about a node (`_make_room`).
+        put into it. Any other event replaces the oldest event about a node, or the oldest event if
+        there is none about a node (`_make_room`).
         """
         for box in self.watchers:
             if box.full():

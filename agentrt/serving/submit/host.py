@@ -279,9 +279,10 @@ _DEEPEST = 16
 
 
 def check_size(value: Any) -> None:
-    """Raise `ConfigError` for arguments of more than 1 MiB, without reading all of them.
+    """Raise `ConfigError` for arguments that are too large, without reading all of them.
 
-    A text or a bytes value counts as its length, and every other value as 8 bytes.
+    A text counts its characters, a bytes value its bytes, and every other value 8. The limit is
+    `_MOST_SAID`.
     """
     left, parts = _MOST_SAID, [value]
     while parts:
@@ -289,7 +290,8 @@ def check_size(value: Any) -> None:
         left -= len(part) if isinstance(part, str | bytes) else 8
         if left < 0:
             raise ConfigError(
-                f"the arguments of a submitted program's call may have {_MOST_SAID} bytes at most"
+                f"the arguments of a submitted program's call exceed {_MOST_SAID:,} (a text counts "
+                "its characters, a bytes value its bytes, any other value 8); pass less"
             )
         if isinstance(part, Mapping):
             parts += part.keys()

@@ -247,7 +247,7 @@ WRONG: list[tuple[str, int | None, str]] = [
         3,
         "logprobs must be a whole number from 0 to 64, got ''",
     ),
-    ("async def main(ctx):\n    await ctx.llm('x' * 2000000)\n", 2, "1048576 bytes at most"),
+    ("async def main(ctx):\n    await ctx.llm('x' * 2000000)\n", 2, "exceed 1,048,576"),
     (
         (
             "async def main(ctx):\n    schema = {'type': 'string', 'pattern': 'a' * 5000}\n"

@@ -61,8 +61,9 @@ def _in_results(
     """Return the messages with each deferred tool in the result that loads it.
 
     ``deferred`` has the tools by name, and ``first`` are the names of all other tools. References
-    are removed, since the model cannot read them. vLLM splits a search's result into a message with
-    its text, which is mostly empty, and a message with the references; they are joined here.
+    are removed, since the model cannot read them. vLLM splits the result of a tool search
+    into two messages: one with the text of the result, which is mostly empty, and one with the
+    references to tools. This function joins the two messages.
     """
     left = dict(deferred)
     chat: list[Any] = []

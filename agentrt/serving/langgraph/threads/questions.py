@@ -56,7 +56,8 @@ class ThreadQuestions:
     """A `QuestionSource` of the questions that the threads of the database ask.
 
     A question's id consists of the ids of the thread and the interrupt, because a copy of a thread
-    has the same interrupts. Nothing is kept in memory, so that questions survive a restart.
+    has the same interrupts. Questions are read from the database each time, so they survive a
+    restart. Only the nearest deadline is kept in memory.
     """
 
     def __init__(self, state: TenantState, starts: StartRoutes, auth: Auth | None) -> None:
