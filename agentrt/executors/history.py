@@ -25,7 +25,10 @@ from pydantic import BaseModel, Field, ValidationError
 
 from agentrt.errors import ConfigError
 from agentrt.files import read_json, replacing
-from agentrt.scheduler.learned import LONGEST_S, WINDOW, Durations, Learned, Mean, Usual
+from agentrt.scheduler.learned import Learned
+from agentrt.scheduler.learned.durations import LONGEST_S, Durations
+from agentrt.scheduler.learned.means import WINDOW, Mean
+from agentrt.scheduler.learned.program_types import Usual
 from agentrt.scheduler.policies import Policy
 from agentrt.scheduler.table import ProgramTotals
 

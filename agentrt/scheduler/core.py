@@ -33,7 +33,8 @@ from agentrt.scheduler.events import (
     ProgramEnded,
     StepFinished,
 )
-from agentrt.scheduler.learned import SCANNED, Mean
+from agentrt.scheduler.learned.means import Mean
+from agentrt.scheduler.limits import SCANNED
 from agentrt.scheduler.owners import BlockOwners
 from agentrt.scheduler.policies import make_policy
 from agentrt.scheduler.policies.base import Policy

@@ -12,7 +12,8 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable
 
 from agentrt.scheduler.events import Part
-from agentrt.scheduler.learned import MOST_KINDS, Learned
+from agentrt.scheduler.learned import Learned
+from agentrt.scheduler.limits import MOST_KINDS
 from agentrt.scheduler.records import CachedBlocks, EngineProgram, QueuedCall
 from agentrt.scheduler.retention import BETWEEN, HUMAN, SESSION
 

@@ -10,7 +10,10 @@ from enum import StrEnum
 from typing import Any
 
 from agentrt.errors import InvariantError
-from agentrt.scheduler.learned import SCANNED, Kind, Silence, Turn
+from agentrt.scheduler.learned.durations import Kind
+from agentrt.scheduler.learned.silences import Silence
+from agentrt.scheduler.learned.turns import Turn
+from agentrt.scheduler.limits import SCANNED
 from agentrt.scheduler.programs import ProgramStats
 
 Key = tuple[int, Any, int]

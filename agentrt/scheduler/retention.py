@@ -12,7 +12,9 @@ from collections.abc import Callable, Iterator
 from typing import ClassVar
 
 from agentrt.scheduler.config import SchedulerConfig
-from agentrt.scheduler.learned import DOUBT, RESOLUTION_S, Forecast, Learned
+from agentrt.scheduler.learned import Learned
+from agentrt.scheduler.learned.durations import RESOLUTION_S, Forecast
+from agentrt.scheduler.learned.means import DOUBT
 from agentrt.scheduler.priority_queue import PriorityQueue
 from agentrt.scheduler.records import CachedBlocks
 

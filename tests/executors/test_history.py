@@ -28,8 +28,10 @@ from agentrt.executors.history import (
     saved,
 )
 from agentrt.scheduler import ProgramTotals, SchedulerConfig, make_policy
-from agentrt.scheduler import learned as module
-from agentrt.scheduler.learned import LONGEST_S, WINDOW, Learned
+from agentrt.scheduler import limits as module
+from agentrt.scheduler.learned import Learned
+from agentrt.scheduler.learned.durations import LONGEST_S
+from agentrt.scheduler.learned.means import WINDOW
 
 GREP = ("acme", "agent", "grep")
 

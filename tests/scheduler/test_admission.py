@@ -15,7 +15,9 @@ from agentrt.scheduler import SchedulerConfig
 from agentrt.scheduler.admission import Admission, Cap, Capacity, make_admission
 from agentrt.scheduler.admission.memory import OLDEST_EVERY, WorkingSet
 from agentrt.scheduler.events import CallFinished, StepFinished
-from agentrt.scheduler.learned import DOUBT, SCANNED, Learned
+from agentrt.scheduler.learned import Learned
+from agentrt.scheduler.learned.means import DOUBT
+from agentrt.scheduler.limits import SCANNED
 from agentrt.scheduler.queues import Priority
 from agentrt.scheduler.records import QueuedCall
 from tests.scheduler.admitting import BLOCK, KIND, Admitting, Counted, full, held

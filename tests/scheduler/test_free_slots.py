@@ -6,7 +6,8 @@ import random
 
 import pytest
 
-from agentrt.scheduler.learned import DOUBT, SILENCES, Silences
+from agentrt.scheduler.learned.means import DOUBT
+from agentrt.scheduler.learned.silences import SILENCES, Silences
 from tests.lines import lines_run
 from tests.scheduler.admitting import BLOCK, KIND, TOKEN_S, Counted
 

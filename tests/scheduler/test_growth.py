@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentrt.scheduler.events import CallPreempted
-from agentrt.scheduler.learned import Mean, Usual
+from agentrt.scheduler.learned.means import Mean
+from agentrt.scheduler.learned.program_types import Usual
 from tests.scheduler.admitting import BLOCK, KIND, WORTH_S, Admitting, Counted
 
 

@@ -9,20 +9,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentrt.scheduler import learned as module
-from agentrt.scheduler.learned import (
-    DOUBT,
+from agentrt.scheduler import limits as module
+from agentrt.scheduler.learned import Learned
+from agentrt.scheduler.learned.costs import StepCost
+from agentrt.scheduler.learned.durations import (
     LONGEST_S,
     RESOLUTION_S,
-    WINDOW,
     Durations,
     Forecast,
-    Learned,
-    Mean,
-    StepCost,
     age_bin,
     bin_edge,
 )
+from agentrt.scheduler.learned.means import DOUBT, WINDOW, Mean
 from tests.scheduler.ages import bin_of, edge
 
 ANY, GREP = ("acme", "agent", ""), ("acme", "agent", "grep")

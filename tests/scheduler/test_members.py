@@ -6,9 +6,10 @@ import math
 
 import pytest
 
-from agentrt.scheduler import EngineProgram, ProcessTable, learned
+from agentrt.scheduler import EngineProgram, ProcessTable
 from agentrt.scheduler.admission.memory import OLDEST_EVERY
 from agentrt.scheduler.events import CallPreempted, CallStarted, PreemptionReason
+from agentrt.scheduler.learned import program_types
 from tests.scheduler.admitting import BLOCK, KIND, WORTH_S, Counted, full, held
 from tests.scheduler.integrity import check_queues
 
@@ -33,7 +34,7 @@ def test_an_aborted_call_leaves_its_programs_other_calls_unadmitted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     engine = full()
-    monkeypatch.setattr(learned, "BRANCHING", 1.0)  # none does
+    monkeypatch.setattr(program_types, "BRANCHING", 1.0)  # none does
     gone, *stay = (engine.wants("b", blocks) for blocks in (60, 2, 2))
     assert engine.step() == []
     assert (engine.outside(), len(engine.core.queue)) == ({"large/1", gone, *stay}, 4)

@@ -11,7 +11,7 @@ from agentrt.scheduler import EngineProgram, Policy, QueuedCall, SchedulerConfig
 from agentrt.scheduler.admission import Capacity
 from agentrt.scheduler.core import _REFRESHED
 from agentrt.scheduler.events import CallArrived, CallFinished, CallStarted
-from agentrt.scheduler.learned import RECENT
+from agentrt.scheduler.learned.costs import RECENT
 from agentrt.scheduler.policies.adaptive import Adaptive
 from agentrt.scheduler.queues import Priority, Promoter
 from tests.scheduler.integrity import check_queues

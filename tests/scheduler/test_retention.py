@@ -13,7 +13,8 @@ from agentrt.errors import ConfigError
 from agentrt.scheduler import EngineProgram, QueuedCall
 from agentrt.scheduler import owners as module
 from agentrt.scheduler.config import SchedulerConfig
-from agentrt.scheduler.learned import Forecast, Learned
+from agentrt.scheduler.learned import Learned
+from agentrt.scheduler.learned.durations import Forecast
 from agentrt.scheduler.records import CachedBlocks
 from agentrt.scheduler.retention import (
     BETWEEN,

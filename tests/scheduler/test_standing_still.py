@@ -9,7 +9,7 @@ import pytest
 
 from agentrt.scheduler import QueuedCall
 from agentrt.scheduler.admission.memory import WorkingSet
-from agentrt.scheduler.learned import StepCost
+from agentrt.scheduler.learned.costs import StepCost
 from tests.scheduler.admitting import BLOCK, KIND, TOKEN_S, Admitting, Counted
 from tests.scheduler.integrity import check_queues
 

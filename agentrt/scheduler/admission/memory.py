@@ -13,7 +13,9 @@ from typing import Any, ClassVar
 from agentrt.scheduler.admission.base import Admission, Admit, Capacity, Keep
 from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.events import PreemptionReason
-from agentrt.scheduler.learned import RESOLUTION_S, SCANNED, Forecast, Learned
+from agentrt.scheduler.learned import Learned
+from agentrt.scheduler.learned.durations import RESOLUTION_S, Forecast
+from agentrt.scheduler.limits import SCANNED
 from agentrt.scheduler.priority_queue import PriorityQueue
 from agentrt.scheduler.records import MANY_CALLS, NOT_ADMITTED, WAITING, EngineProgram, QueuedCall
 from agentrt.scheduler.retention import returns

@@ -33,15 +33,14 @@ from functools import lru_cache
 from typing import Any, ClassVar
 
 from agentrt.scheduler.config import LONGEST_REMAINING, SchedulerConfig
-from agentrt.scheduler.learned import (
+from agentrt.scheduler.learned.durations import (
     BINS_PER_DOUBLING,
-    DOUBT,
     LONGEST_S,
     RESOLUTION_S,
-    WINDOW,
     Kind,
     age_bin,
 )
+from agentrt.scheduler.learned.means import DOUBT, WINDOW
 from agentrt.scheduler.policies.base import Policy
 from agentrt.scheduler.priority_queue import PriorityQueue
 from agentrt.scheduler.queues import Priority, Promoter

@@ -44,7 +44,7 @@ from agentrt.executors.vllm._compat.scheduling import AsyncScheduler
 from agentrt.executors.vllm.engine_core.host_tier import ProgramCachePolicy
 from agentrt.executors.vllm.logprobs import COMPUTE_FROM
 from agentrt.scheduler.events import CallEvent, CallFinished, CallPreempted
-from agentrt.scheduler.learned import MOST_KINDS, SCANNED
+from agentrt.scheduler.limits import MOST_KINDS, SCANNED
 from agentrt.scheduler.owners import BlockOwners
 from agentrt.scheduler.records import CachedBlocks, EngineProgram, QueuedCall
 from agentrt.scheduler.retention import EvictionOrder, Retention
