@@ -48,7 +48,7 @@ from agentrt.scheduler.events import (
 )
 from agentrt.scheduler.policies import Policy, level_ends
 from agentrt.scheduler.programs import ProgramStats
-from agentrt.scheduler.records import EngineProgram, QueuedCall
+from agentrt.scheduler.state import EngineProgram, QueuedCall
 from agentrt.scheduler.table import ProgramTotals
 
 

@@ -29,7 +29,7 @@ from agentrt.scheduler.events import (
     StepFinished,
 )
 from agentrt.scheduler.policies import AttainedService
-from agentrt.scheduler.records import QueuedCall
+from agentrt.scheduler.state import QueuedCall
 from agentrt.scheduler.table import ProgramTotals
 
 _WORDS = ("lorem", "ipsum", "dolor", "sit", "amet", "elit", "sed", "eiusmod", "tempor", "magna")

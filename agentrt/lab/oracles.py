@@ -20,10 +20,10 @@ from agentrt.lab.workloads.shape import ProgramShape
 from agentrt.scheduler import policies
 from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.policies import Policy, Priority
-from agentrt.scheduler.records import EngineProgram
+from agentrt.scheduler.state import EngineProgram
 
 if TYPE_CHECKING:
-    from agentrt.scheduler.records import QueuedCall
+    from agentrt.scheduler.state import QueuedCall
 
 
 class _Oracle(Policy):

@@ -9,7 +9,7 @@ from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.core import SchedulerCore
 from agentrt.scheduler.policies import Policy, make_policy, policy_names
 from agentrt.scheduler.programs import ProgramStats
-from agentrt.scheduler.records import EngineProgram, QueuedCall
+from agentrt.scheduler.state import EngineProgram, QueuedCall
 from agentrt.scheduler.table import ProcessTable, ProgramState, ProgramTotals
 
 __all__ = [

@@ -25,7 +25,7 @@ from agentrt.request.spans import (
     RECOMPUTE,
     STARTING,
 )
-from agentrt.scheduler.records import QueuedCall
+from agentrt.scheduler.state import QueuedCall
 
 Plain = list[Any]
 """A `Cause` or a `Span` as plain values, which can be sent to another process."""

@@ -39,7 +39,7 @@ from agentrt.scheduler.owners import BlockOwners
 from agentrt.scheduler.policies import make_policy
 from agentrt.scheduler.policies.base import Policy
 from agentrt.scheduler.queues import CallQueue, Promoter
-from agentrt.scheduler.records import (
+from agentrt.scheduler.state import (
     DEFERRED,
     ENDED,
     LOADING,

@@ -11,7 +11,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 if TYPE_CHECKING:
-    from agentrt.scheduler.records import EngineProgram, QueuedCall
+    from agentrt.scheduler.state import EngineProgram, QueuedCall
     from agentrt.scheduler.table import ProgramTotals
 
 

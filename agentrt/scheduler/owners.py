@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterable
 from agentrt.scheduler.events import Part
 from agentrt.scheduler.learned import Learned
 from agentrt.scheduler.limits import MOST_KINDS
-from agentrt.scheduler.records import CachedBlocks, EngineProgram, QueuedCall
 from agentrt.scheduler.retention import BETWEEN, HUMAN, SESSION
+from agentrt.scheduler.state import CachedBlocks, EngineProgram, QueuedCall
 
 
 class BlockOwners(Part):

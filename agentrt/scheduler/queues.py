@@ -23,7 +23,7 @@ from agentrt.errors import InvariantError
 from agentrt.scheduler.admission import Admission
 from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.priority_queue import PriorityQueue
-from agentrt.scheduler.records import (
+from agentrt.scheduler.state import (
     DEFERRED,
     NOT_ADMITTED,
     QUEUED,

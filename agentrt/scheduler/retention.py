@@ -16,7 +16,7 @@ from agentrt.scheduler.learned import Learned
 from agentrt.scheduler.learned.durations import RESOLUTION_S, Forecast
 from agentrt.scheduler.learned.means import DOUBT
 from agentrt.scheduler.priority_queue import PriorityQueue
-from agentrt.scheduler.records import CachedBlocks
+from agentrt.scheduler.state import CachedBlocks
 
 BETWEEN = "(between calls)"
 """The kind of a gap between two calls of a program, if the engine was not told of a tool."""

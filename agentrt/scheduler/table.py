@@ -34,7 +34,7 @@ from typing import Generic, NamedTuple, Self, TypeVar
 from agentrt.errors import InvariantError
 from agentrt.request import Usage
 from agentrt.scheduler.programs import ProgramStats
-from agentrt.scheduler.records import EngineProgram
+from agentrt.scheduler.state import EngineProgram
 
 ProgramT = TypeVar("ProgramT", bound=ProgramStats)
 

@@ -42,8 +42,8 @@ from agentrt.scheduler.learned import Learned
 from agentrt.scheduler.policies import Policy
 from agentrt.scheduler.policies.published import ProgramFcfs
 from agentrt.scheduler.queues import Priority
-from agentrt.scheduler.records import CachedBlocks, EngineProgram, QueuedCall
 from agentrt.scheduler.retention import BETWEEN, HUMAN, SESSION, Place, Retention
+from agentrt.scheduler.state import CachedBlocks, EngineProgram, QueuedCall
 
 PREVIEW_S = 2.0
 """The preview code's time-to-live in seconds; the preview code has no other value."""

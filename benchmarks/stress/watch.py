@@ -16,7 +16,7 @@ from typing import Any
 
 from agentrt.executors.vllm._compat.offloading import policy_of
 from agentrt.executors.vllm._compat.scheduling import started
-from agentrt.scheduler.records import CallState, EngineProgram, QueuedCall
+from agentrt.scheduler.state import CallState, EngineProgram, QueuedCall
 from benchmarks.stress.engine import StressEngine
 from benchmarks.stress.faults import Violation
 from benchmarks.stress.host import left_on_host

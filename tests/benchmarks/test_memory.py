@@ -21,7 +21,7 @@ from agentrt.lab.runs.contenders import contender
 from agentrt.lab.workloads.shape import CallShape, ProgramShape
 from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.learned import Learned
-from agentrt.scheduler.records import CachedBlocks
+from agentrt.scheduler.state import CachedBlocks
 from benchmarks.__main__ import call
 from benchmarks.memory.cells import (
     GPU,

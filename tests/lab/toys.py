@@ -19,7 +19,7 @@ from agentrt.scheduler.events import (
     ProgramEnded,
     StepFinished,
 )
-from agentrt.scheduler.records import EngineProgram, QueuedCall
+from agentrt.scheduler.state import EngineProgram, QueuedCall
 from agentrt.scheduler.table import ProgramTotals
 
 

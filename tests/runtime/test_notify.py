@@ -11,8 +11,8 @@ from agentrt.interrupts.questions import Question
 from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.learned import Learned
 from agentrt.scheduler.owners import BlockOwners
-from agentrt.scheduler.records import EngineProgram, QueuedCall
 from agentrt.scheduler.retention import make_retention
+from agentrt.scheduler.state import EngineProgram, QueuedCall
 from tests.doubles.scripted import ScriptedExecutor
 from tests.interrupts.byhand import ByHand
 from tests.interrupts.scripted import Scripted

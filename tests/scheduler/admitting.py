@@ -17,7 +17,7 @@ from agentrt.scheduler.events import (
     ProgramEnded,
     StepFinished,
 )
-from agentrt.scheduler.records import CallState
+from agentrt.scheduler.state import CallState
 
 BLOCK = 16
 KIND = ("default", "t")

@@ -8,8 +8,8 @@ from agentrt.scheduler import EngineProgram, QueuedCall
 from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.learned import Learned
 from agentrt.scheduler.owners import BlockOwners
-from agentrt.scheduler.records import CachedBlocks
 from agentrt.scheduler.retention import HUMAN, EvictionOrder, make_retention
+from agentrt.scheduler.state import CachedBlocks
 
 
 class Book:

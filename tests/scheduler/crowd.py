@@ -24,7 +24,7 @@ from agentrt.scheduler.events import (
     StepFinished,
 )
 from agentrt.scheduler.policies import Policy
-from agentrt.scheduler.records import EngineProgram, QueuedCall
+from agentrt.scheduler.state import EngineProgram, QueuedCall
 from agentrt.scheduler.table import ProgramTotals
 
 SLOTS = 64

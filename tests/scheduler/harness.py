@@ -14,7 +14,7 @@ from agentrt.scheduler.events import (
     StepFinished,
 )
 from agentrt.scheduler.policies.adaptive import AgeingShare
-from agentrt.scheduler.records import DEFERRED
+from agentrt.scheduler.state import DEFERRED
 from tests.scheduler.integrity import check_queues
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from agentrt.scheduler import SchedulerCore
 from agentrt.scheduler.queues import Starvation
-from agentrt.scheduler.records import CallState
+from agentrt.scheduler.state import CallState
 
 
 def check_queues(core: SchedulerCore) -> None:

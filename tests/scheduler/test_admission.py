@@ -19,7 +19,7 @@ from agentrt.scheduler.learned import Learned
 from agentrt.scheduler.learned.means import DOUBT
 from agentrt.scheduler.limits import SCANNED
 from agentrt.scheduler.queues import Priority
-from agentrt.scheduler.records import QueuedCall
+from agentrt.scheduler.state import QueuedCall
 from tests.scheduler.admitting import BLOCK, KIND, Admitting, Counted, full, held
 
 # -- by name, and by a cap -------------------------------------------------------------
@@ -55,7 +55,7 @@ class Half(Admission):
             "admission 'no.such:Thing': .*; available: off, cap, memory, or package.mod",
         ),
         ({"admission": "math:no:Thing"}, "module 'math' has no attribute 'no:Thing'"),
-        ({"admission": "agentrt.scheduler.records:QueuedCall"}, "is not a complete subclass of"),
+        ({"admission": "agentrt.scheduler.state:QueuedCall"}, "is not a complete subclass of"),
         (
             {"admission": "tests.scheduler.test_admission:Half"},
             "is not a complete subclass of agentrt.scheduler.admission.Admission",

@@ -37,7 +37,7 @@ from agentrt.scheduler.events import (
 )
 from agentrt.scheduler.policies.adaptive import Adaptive
 from agentrt.scheduler.queues import Priority
-from agentrt.scheduler.records import TRANSITIONS, CallState
+from agentrt.scheduler.state import TRANSITIONS, CallState
 from tests.scheduler.harness import Harness
 from tests.scheduler.integrity import check_queues
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import pytest
 
-from agentrt.scheduler.records import CachedBlocks
+from agentrt.scheduler.state import CachedBlocks
 from tests.scheduler.admitting import KIND, WORTH_S, Admitting, Counted
 
 

@@ -15,7 +15,7 @@ from agentrt.scheduler import EngineProgram, QueuedCall
 from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.events import StepFinished
 from agentrt.scheduler.policies.adaptive import AgeingShare
-from agentrt.scheduler.records import CallState
+from agentrt.scheduler.state import CallState
 from tests.scheduler.harness import Harness
 
 STEP_S = 0.1

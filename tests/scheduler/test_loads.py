@@ -7,7 +7,7 @@ import pytest
 from agentrt.errors import InvariantError
 from agentrt.scheduler import QueuedCall
 from agentrt.scheduler.events import CallFinished, CallLoaded, CallLoading, CallStarted
-from agentrt.scheduler.records import CallState
+from agentrt.scheduler.state import CallState
 from tests.scheduler.admitting import TOKEN_S, Admitting, Counted
 
 

@@ -15,7 +15,6 @@ from agentrt.scheduler import owners as module
 from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.learned import Learned
 from agentrt.scheduler.learned.durations import Forecast
-from agentrt.scheduler.records import CachedBlocks
 from agentrt.scheduler.retention import (
     BETWEEN,
     HUMAN,
@@ -25,6 +24,7 @@ from agentrt.scheduler.retention import (
     make_retention,
     returns,
 )
+from agentrt.scheduler.state import CachedBlocks
 from tests.scheduler.book import Book
 
 

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentrt.scheduler.records import CachedBlocks
 from agentrt.scheduler.retention import (
     BETWEEN,
     HUMAN,
     SESSION,
 )
+from agentrt.scheduler.state import CachedBlocks
 from tests.scheduler.ages import bin_of, edge
 from tests.scheduler.book import Book
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentrt.scheduler.admission.memory import OLDEST_EVERY
-from agentrt.scheduler.records import CallState
+from agentrt.scheduler.state import CallState
 from tests.scheduler.admitting import BLOCK, Admitting, held
 from tests.scheduler.integrity import check_queues
 

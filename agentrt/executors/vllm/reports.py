@@ -9,7 +9,7 @@ from typing import Any
 from agentrt.request import CallReport
 from agentrt.scheduler.account import noted, spans_of
 from agentrt.scheduler.limits import MOST_KINDS
-from agentrt.scheduler.records import QueuedCall
+from agentrt.scheduler.state import QueuedCall
 
 
 class RecentReports:

@@ -28,7 +28,7 @@ from agentrt.router import RouterCall
 from agentrt.router.kv_events import KVEventBatch, KVEventStream, short
 from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.policies import level_ends
-from agentrt.scheduler.records import EngineProgram
+from agentrt.scheduler.state import EngineProgram
 from agentrt.scheduler.table import ProgramTotals
 
 

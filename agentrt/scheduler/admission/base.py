@@ -12,7 +12,7 @@ from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.events import Part
 from agentrt.scheduler.learned import Learned
 from agentrt.scheduler.priority_queue import PriorityQueue
-from agentrt.scheduler.records import NOT_ADMITTED, CachedBlocks, EngineProgram, QueuedCall
+from agentrt.scheduler.state import NOT_ADMITTED, CachedBlocks, EngineProgram, QueuedCall
 
 
 class Capacity(NamedTuple):

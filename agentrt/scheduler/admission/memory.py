@@ -17,8 +17,8 @@ from agentrt.scheduler.learned import Learned
 from agentrt.scheduler.learned.durations import RESOLUTION_S, Forecast
 from agentrt.scheduler.limits import SCANNED
 from agentrt.scheduler.priority_queue import PriorityQueue
-from agentrt.scheduler.records import MANY_CALLS, NOT_ADMITTED, WAITING, EngineProgram, QueuedCall
 from agentrt.scheduler.retention import returns
+from agentrt.scheduler.state import MANY_CALLS, NOT_ADMITTED, WAITING, EngineProgram, QueuedCall
 
 OLDEST_EVERY = 32
 """Every 32nd admission goes to the program that has waited longest. This limits how often a waiting

@@ -44,7 +44,7 @@ from agentrt.scheduler.learned.means import DOUBT, WINDOW
 from agentrt.scheduler.policies.base import Policy
 from agentrt.scheduler.priority_queue import PriorityQueue
 from agentrt.scheduler.queues import Priority, Promoter
-from agentrt.scheduler.records import MANY_CALLS, NOT_ADMITTED, EngineProgram, QueuedCall
+from agentrt.scheduler.state import MANY_CALLS, NOT_ADMITTED, EngineProgram, QueuedCall
 
 # The kind of the statistics of all programs, and a level that precedes all other levels.
 _ALL, _FIRST = ("", "", ""), -sys.maxsize

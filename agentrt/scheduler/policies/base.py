@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.learned import Learned
 from agentrt.scheduler.queues import Priority, Promoter, Starvation
-from agentrt.scheduler.records import EngineProgram, QueuedCall
+from agentrt.scheduler.state import EngineProgram, QueuedCall
 
 
 class Policy(ABC):

@@ -22,10 +22,10 @@ from typing import TYPE_CHECKING, ClassVar
 from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.policies.base import Policy
 from agentrt.scheduler.queues import Priority
-from agentrt.scheduler.records import EngineProgram
+from agentrt.scheduler.state import EngineProgram
 
 if TYPE_CHECKING:
-    from agentrt.scheduler.records import QueuedCall
+    from agentrt.scheduler.state import QueuedCall
 
 STAGED = 8
 """Size of the staging queue of ``two-level``. The vLLM thesis says only that it is small."""

@@ -10,8 +10,8 @@ from agentrt.executors.vllm._compat.pool import FreeKVCacheBlockQueue, KVCacheBl
 from agentrt.executors.vllm.engine_core.block_retention import ProtectedFreeQueue
 from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.learned import Learned
-from agentrt.scheduler.records import CachedBlocks
 from agentrt.scheduler.retention import EvictionOrder, Retention
+from agentrt.scheduler.state import CachedBlocks
 
 BLOCKS = 4
 

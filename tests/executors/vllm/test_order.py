@@ -10,7 +10,7 @@ import pytest
 
 from agentrt.executors.vllm.engine_core.request_queue import put_in_order
 from agentrt.scheduler import QueuedCall
-from agentrt.scheduler.records import EngineProgram
+from agentrt.scheduler.state import EngineProgram
 
 ROW = EngineProgram("p", "t")
 

@@ -20,7 +20,7 @@ from agentrt.lab.engine.headless import BLOCK_SIZE, HeadlessEngine, make_request
 from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.core import Preempt
 from agentrt.scheduler.policies import BUILT_IN
-from agentrt.scheduler.records import MANY_CALLS
+from agentrt.scheduler.state import MANY_CALLS
 from tests.executors.vllm.every_kind import Elsewhere, Grammar, every_kind
 
 DEFAULTS = SchedulerConfig.of_policy().to_dict()

@@ -19,7 +19,7 @@ from agentrt.executors.vllm._compat.scheduling import SchedulerOutput, computed_
 from agentrt.executors.vllm.engine_core.scheduler import ProgramScheduler
 from agentrt.executors.vllm.options import HOST_TIER
 from agentrt.lab.engine.engines import LabEngine
-from agentrt.scheduler.records import EngineProgram
+from agentrt.scheduler.state import EngineProgram
 from agentrt.scheduler.table import ProcessTable
 
 if TYPE_CHECKING:

@@ -46,8 +46,8 @@ from agentrt.executors.vllm.logprobs import COMPUTE_FROM
 from agentrt.scheduler.events import CallEvent, CallFinished, CallPreempted
 from agentrt.scheduler.limits import MOST_KINDS, SCANNED
 from agentrt.scheduler.owners import BlockOwners
-from agentrt.scheduler.records import CachedBlocks, EngineProgram, QueuedCall
 from agentrt.scheduler.retention import EvictionOrder, Retention
+from agentrt.scheduler.state import CachedBlocks, EngineProgram, QueuedCall
 
 # -- the queue of free blocks --------------------------------------------------------------
 

@@ -42,7 +42,7 @@ from agentrt.scheduler.events import (
     FirstToken,
     PreemptionReason,
 )
-from agentrt.scheduler.records import NOT_ADMITTED, RUNNING, QueuedCall
+from agentrt.scheduler.state import NOT_ADMITTED, RUNNING, QueuedCall
 
 _BYTES = 8
 """Number of bytes of a block's hash that are kept."""

@@ -22,7 +22,7 @@ from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.core import SchedulerCore
 from agentrt.scheduler.events import InterruptEnded, InterruptStarted
 from agentrt.scheduler.policies import AttainedService
-from agentrt.scheduler.records import CallState, EngineProgram, QueuedCall
+from agentrt.scheduler.state import CallState, EngineProgram, QueuedCall
 from agentrt.scheduler.table import ProcessTable, ProgramTotals
 
 

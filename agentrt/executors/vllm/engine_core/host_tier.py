@@ -22,8 +22,8 @@ from agentrt.executors.vllm._compat.offloading import (
     in_prefix_order,
 )
 from agentrt.scheduler.owners import BlockOwners
-from agentrt.scheduler.records import CachedBlocks
 from agentrt.scheduler.retention import EvictionOrder
+from agentrt.scheduler.state import CachedBlocks
 
 
 class ProgramCachePolicy(CachePolicy):

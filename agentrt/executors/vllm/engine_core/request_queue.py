@@ -20,7 +20,7 @@ from agentrt.executors.vllm._compat.scheduling import (
     max_adapters,
 )
 from agentrt.scheduler.core import SchedulerCore
-from agentrt.scheduler.records import Key, QueuedCall
+from agentrt.scheduler.state import Key, QueuedCall
 
 _FEW_MOVED = 16
 """Maximum number of moved requests that are inserted one by one; if there are more, the whole list

@@ -109,8 +109,8 @@ from agentrt.scheduler.events import (
     StepFinished,
 )
 from agentrt.scheduler.policies import Policy
-from agentrt.scheduler.records import RUNNING, EngineProgram, QueuedCall
 from agentrt.scheduler.retention import Retention, make_retention
+from agentrt.scheduler.state import RUNNING, EngineProgram, QueuedCall
 from agentrt.scheduler.table import ProcessTable, ProgramTotals
 
 _STALE_CHECK_STEPS = 256

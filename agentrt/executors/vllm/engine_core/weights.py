@@ -16,7 +16,7 @@ from agentrt.executors.vllm._compat.pool import holds_blocks
 from agentrt.executors.vllm._compat.requests import rehash
 from agentrt.executors.vllm._compat.scheduling import AsyncScheduler
 from agentrt.request.weights import changed, salted
-from agentrt.scheduler.records import QueuedCall
+from agentrt.scheduler.state import QueuedCall
 
 
 class WeightVersions:

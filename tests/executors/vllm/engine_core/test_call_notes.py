@@ -38,7 +38,7 @@ from agentrt.request.spans import (
     read_spans,
 )
 from agentrt.scheduler import policy_names
-from agentrt.scheduler.records import QueuedCall
+from agentrt.scheduler.state import QueuedCall
 from tests.executors.vllm.storms import PATIENCE_S, Storm
 
 pytestmark = pytest.mark.engine

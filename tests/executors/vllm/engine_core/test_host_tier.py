@@ -19,8 +19,8 @@ from agentrt.executors.vllm.options import engine_args
 from agentrt.scheduler.config import SchedulerConfig
 from agentrt.scheduler.learned import Learned
 from agentrt.scheduler.owners import BlockOwners
-from agentrt.scheduler.records import CachedBlocks, EngineProgram, QueuedCall
 from agentrt.scheduler.retention import EvictionOrder, Place, make_retention
+from agentrt.scheduler.state import CachedBlocks, EngineProgram, QueuedCall
 from agentrt.scheduler.table import ProcessTable
 
 pytestmark = pytest.mark.engine

@@ -1,4 +1,9 @@
-"""The records of an engine: programs, their cached blocks, and calls with their states."""
+"""The state of an engine core: its programs, their cached blocks, and its calls.
+
+The parts of the scheduler share these objects. `SchedulerCore` and its parts change them; policies
+only read them. The engine's adapter sets the values that only it knows, such as a call's tokens in
+the KV cache.
+"""
 
 from __future__ import annotations
 
