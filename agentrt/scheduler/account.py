@@ -11,7 +11,8 @@ pure; all times are seconds.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from enum import IntEnum
 from typing import Any
 
 from agentrt.request.spans import (
@@ -29,31 +30,48 @@ from agentrt.scheduler.state import QueuedCall
 
 Plain = list[Any]
 """A `Cause` or a `Span` as plain values, which can be sent to another process."""
-ARRIVED, ADMITTED, STARTED, FIRST_TOKEN, RERANKED, STOPPED, ENDED, LOADS, LOADED, _SPANS = range(10)
-"""The kinds of notes: the call arrived, was admitted, started, had its first token, changed its
-level, was preempted, ended, began to load KV cache, or had loaded it. The last kind, ``_SPANS``,
-holds earlier notes that were already turned into spans, so that a long call does not collect too
-many notes.
-"""
+
+
+class NoteKind(IntEnum):
+    """The kind of a note: what happened to the call. In another process it is a plain number."""
+
+    ARRIVED = 0
+    ADMITTED = 1
+    STARTED = 2
+    FIRST_TOKEN = 3
+    RERANKED = 4
+    """The call changed its level."""
+    STOPPED = 5
+    """The call was preempted."""
+    ENDED = 6
+    LOADS = 7
+    """A load of the call's KV cache began."""
+    LOADED = 8
+    SPANS = 9
+    """Holds earlier notes that were already turned into spans, so that a long call does not collect
+    too many notes.
+    """
+
+
 Note = Sequence[Any]
 """A note: its kind, its time, the call's level, the attained service of the call's program, and
 further details, which are the arguments of the method of `_SpanMaker` for this kind.
 """
 
 
-def note(call: QueuedCall, kind: int, now: float, *details: Any) -> None:
+def note(call: QueuedCall, kind: NoteKind, now: float, *details: Any) -> None:
     """Add a note of an event to a call. ``details`` are the details of this kind of `Note`."""
     notes = call.notes
     notes.append((kind, now, call.level, call.program.attained_s, *details))
     if len(notes) > MOST:
-        notes[:] = [(_SPANS, now, call.level, 0.0, _folded(notes))]
+        notes[:] = [(NoteKind.SPANS, now, call.level, 0.0, _folded(notes))]
 
 
 def noted(call: QueuedCall) -> list[Note]:
     """Return the notes of a call that has ended, as plain values."""
     notes: list[Note] = call.notes
-    if notes and notes[0][0] == _SPANS:
-        return [(_SPANS, 0.0, 0, 0.0, _folded(notes).spans)]
+    if notes and notes[0][0] == NoteKind.SPANS:
+        return [(NoteKind.SPANS, 0.0, 0, 0.0, _folded(notes).spans)]
     return notes
 
 
@@ -90,7 +108,7 @@ class _SpanMaker:
     def take(self, notes: Iterable[Note]) -> _SpanMaker:
         """Add notes."""
         for kind, now, level, attained_s, *details in notes:
-            if kind == _SPANS:
+            if kind == NoteKind.SPANS:
                 self.spans = details[0]
                 continue
             _TAKEN[kind](self, now, *details)
@@ -203,21 +221,21 @@ def _folded(notes: Sequence[Note]) -> _SpanMaker:
     """Convert notes into spans, and return the converter, which has the spans. The first note may
     have the converter of earlier notes; then that converter takes the other notes.
     """
-    if notes[0][0] == _SPANS:
+    if notes[0][0] == NoteKind.SPANS:
         maker: _SpanMaker = notes[0][4]
         return maker.take(notes[1:])
     return _SpanMaker().take(notes)
 
 
-_TAKEN: tuple[Callable[..., None], ...] = (
-    _SpanMaker._arrived,
-    _SpanMaker._admitted,
-    _SpanMaker._started,
-    _SpanMaker._first_token,
-    _SpanMaker._reranked,
-    _SpanMaker._stopped,
-    _SpanMaker._ended,
-    _SpanMaker._loads,
-    _SpanMaker._loaded,
-)
-"""The method for each kind of note except ``_SPANS``."""
+_TAKEN: Mapping[int, Callable[..., None]] = {
+    NoteKind.ARRIVED: _SpanMaker._arrived,
+    NoteKind.ADMITTED: _SpanMaker._admitted,
+    NoteKind.STARTED: _SpanMaker._started,
+    NoteKind.FIRST_TOKEN: _SpanMaker._first_token,
+    NoteKind.RERANKED: _SpanMaker._reranked,
+    NoteKind.STOPPED: _SpanMaker._stopped,
+    NoteKind.ENDED: _SpanMaker._ended,
+    NoteKind.LOADS: _SpanMaker._loads,
+    NoteKind.LOADED: _SpanMaker._loaded,
+}
+"""The method for each kind of note except `NoteKind.SPANS`."""

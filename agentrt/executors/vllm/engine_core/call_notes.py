@@ -15,19 +15,7 @@ from agentrt.executors.vllm._compat.pool import all_blocks, log_evictions
 from agentrt.executors.vllm._compat.prefixes import caches_prefixes, hash_block_size
 from agentrt.executors.vllm._compat.scheduling import AsyncScheduler, SchedulerOutput, new_blocks
 from agentrt.request.spans import FEW
-from agentrt.scheduler.account import (
-    ADMITTED,
-    ARRIVED,
-    ENDED,
-    FIRST_TOKEN,
-    LOADED,
-    LOADS,
-    RERANKED,
-    STARTED,
-    STOPPED,
-    Plain,
-    note,
-)
+from agentrt.scheduler.account import NoteKind, Plain, note
 from agentrt.scheduler.core import SchedulerCore
 from agentrt.scheduler.events import (
     CallAdmitted,
@@ -82,26 +70,26 @@ class CallNotes:
         match event:
             case CallArrived(call, now):
                 ahead = self._ahead()
-                note(call, ARRIVED, now, ahead, [] if ahead else self._kept_out_by(call))
+                note(call, NoteKind.ARRIVED, now, ahead, [] if ahead else self._kept_out_by(call))
             case CallAdmitted(call, now):
                 kept_out_by = self._kept_out_by(call)
-                note(call, ADMITTED, now, list(self._starts), kept_out_by, self._ahead())
+                note(call, NoteKind.ADMITTED, now, list(self._starts), kept_out_by, self._ahead())
             case CallLoading(call, now, cached_tokens, tokens):
                 lost_to = self._takers_of(call, cached_tokens, cached_tokens + tokens)
-                note(call, LOADS, now, list(self._starts), tokens, lost_to)
+                note(call, NoteKind.LOADS, now, list(self._starts), tokens, lost_to)
             case CallLoaded(call, now, failed):
-                note(call, LOADED, now, failed, self._ahead())
+                note(call, NoteKind.LOADED, now, failed, self._ahead())
             case CallStarted(call, now, cached_tokens):
                 self._started(call, now, cached_tokens or 0)
             case FirstToken(call, now):
-                note(call, FIRST_TOKEN, now)
+                note(call, NoteKind.FIRST_TOKEN, now)
             case CallReranked(call, now):
                 if call.level != call.notes[-1][2] and call.state is RUNNING:
-                    note(call, RERANKED, now, call.item.num_output_tokens)
+                    note(call, NoteKind.RERANKED, now, call.item.num_output_tokens)
             case CallPreempted(call, now, reason, better):
                 by = self._preempted_for(reason, better)
                 counts = call.item.num_computed_tokens, call.item.num_output_tokens
-                note(call, STOPPED, now, *counts, by)
+                note(call, NoteKind.STOPPED, now, *counts, by)
             case CallFinished(call, now):
                 self._finished(call, now)
 
@@ -110,7 +98,7 @@ class CallNotes:
         known = call.computed_tokens if call.preemptions else call.known_tokens
         lost_to = self._takers_of(call, cached, known) if known > cached else []
         counts = cached, request.num_tokens, request.num_output_tokens, known
-        note(call, STARTED, now, list(self._starts), *counts, lost_to)
+        note(call, NoteKind.STARTED, now, list(self._starts), *counts, lost_to)
         call.cause = cause = [call.program.program_id, call.level, attained_s]
         self._starts.append((now, cause))
 
@@ -126,11 +114,11 @@ class CallNotes:
     def _finished(self, call: QueuedCall, now: float) -> None:
         counts = call.item.num_computed_tokens, call.item.num_output_tokens
         if call.state is RUNNING:
-            note(call, ENDED, now, *counts)
+            note(call, NoteKind.ENDED, now, *counts)
             return
         not_admitted = call.state is NOT_ADMITTED
         by = self._kept_out_by(call) if not_admitted else []
-        note(call, ENDED, now, *counts, list(self._starts), not_admitted, by)
+        note(call, NoteKind.ENDED, now, *counts, list(self._starts), not_admitted, by)
 
     def emptied(self, now: float) -> None:
         """Note that the prefix cache was emptied at ``now`` (seconds, the scheduler's clock)."""
