@@ -46,9 +46,9 @@ class ToolSources:
         """
         transports: list[ToolTransport] = []
         if self.mcp:
-            from agentrt.integrations.mcp.transport import McpTransport
+            from agentrt.integrations.mcp.tools import McpTools
 
-            transports += [McpTransport(server, tell) for server in self.mcp]
+            transports += [McpTools(server, tell) for server in self.mcp]
         if self.broker is not None:
             from agentrt.integrations.mqtt.tools import MqttTools
 

@@ -59,12 +59,12 @@ async def by_mcp_stdio() -> AsyncIterator[Pair]:
     from mcp.client.stdio import StdioServerParameters, stdio_client
 
     from agentrt.integrations.mcp import StdioServer
-    from agentrt.integrations.mcp.transport import McpTransport
+    from agentrt.integrations.mcp.tools import McpTools
 
     command, *args = (*_ECHO, "mcp-stdio")
     parameters = StdioServerParameters(command=command, args=args)
     async with Client(stdio_client(parameters)) as client:
-        ours = McpTransport(StdioServer("bench", command, tuple(args)), _quiet)
+        ours = McpTools(StdioServer("bench", command, tuple(args)), _quiet)
         yield (lambda x: client.call_tool("echo", {"x": x})), "echo", [ours]
 
 
@@ -76,12 +76,12 @@ async def by_mcp_http() -> AsyncIterator[Pair]:
     from mcp.client import Client
 
     from agentrt.integrations.mcp import HttpServer
-    from agentrt.integrations.mcp.transport import McpTransport
+    from agentrt.integrations.mcp.tools import McpTools
 
     async with running(*_ECHO, "mcp-http") as port:
         url = f"http://127.0.0.1:{port}/mcp"
         async with Client(url) as client:
-            ours = McpTransport(HttpServer("bench", url), _quiet)
+            ours = McpTools(HttpServer("bench", url), _quiet)
             yield (lambda x: client.call_tool("echo", {"x": x})), "echo", [ours]
 
 

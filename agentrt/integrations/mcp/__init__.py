@@ -1,4 +1,4 @@
-"""Tools of MCP servers. `config` reads the file of servers, `transport` runs their tools, and
+"""Tools of MCP servers. `config` reads the file of servers, `tools` runs their tools, and
 `connection` keeps a connection to a server open in a task of its own.
 """
 

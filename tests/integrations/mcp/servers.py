@@ -12,7 +12,7 @@ from typing import Any
 from agentrt.graph import Progress
 from agentrt.integrations.mcp import HttpServer, Server, StdioServer
 from agentrt.integrations.mcp.connection import Mode
-from agentrt.integrations.mcp.transport import McpTransport
+from agentrt.integrations.mcp.tools import McpTools
 from agentrt.interrupts import Tool, ToolRequest
 from tests.doubles.forked_python import forked_python
 
@@ -56,7 +56,7 @@ class Watching:
 class Client:
     """One server behind its transport, with its tools as they were at first."""
 
-    transport: McpTransport
+    transport: McpTools
     said: list[str]
     tools: dict[str, Tool] = field(default_factory=dict)
 
@@ -68,7 +68,7 @@ class Client:
 @asynccontextmanager
 async def connected(server: Server, mode: Mode = "auto") -> AsyncIterator[Client]:
     said: list[str] = []
-    transport = McpTransport(server, said.append, largest=LARGEST, mode=mode)
+    transport = McpTools(server, said.append, largest=LARGEST, mode=mode)
     await transport.open()
     try:
         tools = {tool.name: tool for tool in await transport.tools()}

@@ -18,7 +18,7 @@ from agentrt.errors import (
 )
 from agentrt.graph import NodeKind, NodeState
 from agentrt.integrations.mcp import Server, StdioServer
-from agentrt.integrations.mcp.transport import McpTransport
+from agentrt.integrations.mcp.tools import McpTools
 from tests.doubles.forked_python import forked_python
 from tests.doubles.scripted import ScriptedExecutor
 from tests.integrations.mcp.servers import connected, http, serving_http, stdio, until
@@ -31,7 +31,7 @@ def children() -> set[int]:
     return {one.pid for one in psutil.Process(os.getpid()).children()}
 
 
-def runtime(*transports: McpTransport) -> Runtime:
+def runtime(*transports: McpTools) -> Runtime:
     return Runtime(ScriptedExecutor(lambda call: "done"), tools=transports)
 
 
@@ -52,7 +52,7 @@ async def test_a_server_that_dies_in_a_call_loses_it_and_is_started_again(tmp_pa
         return await ctx.tool(tools["die_once"], marks=marks)
 
     said: list[str] = []
-    async with runtime(McpTransport(stdio(), said.append)) as running:
+    async with runtime(McpTools(stdio(), said.append)) as running:
         run = running.start(dying)
         assert await run.wait() == {"result": "alive"}
     states = {node.name: node for node in run.dag.nodes()}
@@ -107,7 +107,7 @@ async def test_a_server_that_is_not_there_stops_no_program(server: Server, words
         return "went on"
 
     said: list[str] = []
-    async with runtime(McpTransport(server, said.append)) as running:
+    async with runtime(McpTools(server, said.append)) as running:
         assert await running.start(unlucky).wait() == "went on"
     assert len(said) == 1
     assert "MCP server 'x' cannot be reached" in said[0]
@@ -122,7 +122,7 @@ async def test_a_server_that_wants_other_credentials() -> None:
     refusing = await asyncio.start_server(refuse, "127.0.0.1", 0)
     async with refusing:
         port = refusing.sockets[0].getsockname()[1]
-        transport = McpTransport(http(f"http://127.0.0.1:{port}/mcp"), lambda line: None)
+        transport = McpTools(http(f"http://127.0.0.1:{port}/mcp"), lambda line: None)
         await transport.open()
         with pytest.raises(ToolUnavailableError, match="401; check its 'headers'"):
             await transport.tools()
@@ -144,7 +144,7 @@ async def test_a_server_of_this_machine_is_reached_past_proxies(
 async def test_a_proxy_that_cannot_be_used_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ALL_PROXY", "socks://127.0.0.1:9/")
     lines: list[str] = []
-    transport = McpTransport(http("http://203.0.113.7/mcp", "x"), lines.append)
+    transport = McpTools(http("http://203.0.113.7/mcp", "x"), lines.append)
     await transport.open()
     with pytest.raises(ToolUnavailableError, match=r"ALL_PROXY='socks://.*a proxy's URL must"):
         await transport.tools()
@@ -159,7 +159,7 @@ async def test_where_nobody_can_be_asked_the_server_hears_that_it_was_cancelled(
     async def cutting(ctx: Context) -> object:
         return await ctx.tool("cut", thing="cake")
 
-    async with runtime(McpTransport(http(http_url), lambda line: None)) as running:
+    async with runtime(McpTools(http(http_url), lambda line: None)) as running:
         run = running.start(cutting)
         assert await run.wait() == {"result": "cake: cancel"}
     kinds = {node.kind: node for node in run.dag.nodes()}

@@ -18,7 +18,7 @@ from agentrt.errors import (
     ToolUnavailableError,
     UnknownToolError,
 )
-from agentrt.integrations.mcp.transport import McpTransport
+from agentrt.integrations.mcp.tools import McpTools
 from tests.integrations.mcp.raw_http import Exchange, RawHttp, never, raw_http
 from tests.integrations.mcp.servers import LARGEST, WAIT_S, Client, connected, http, until
 
@@ -118,7 +118,7 @@ async def test_a_notification_that_is_not_answered_delays_no_calls_for_ever(
             await never(exchange)
 
     async with raw_http() as server:
-        transport = McpTransport(http(server.url), lambda line: None)
+        transport = McpTools(http(server.url), lambda line: None)
         await transport.open()
         client = Client(transport, [])
         try:
@@ -270,7 +270,7 @@ async def test_a_call_fails_although_the_server_lists_no_tools_meanwhile(
         exchange.refuse(-32603, "bad is out of order")
 
     async with raw_http() as server:
-        transport = McpTransport(http(server.url), lambda line: None)
+        transport = McpTools(http(server.url), lambda line: None)
         await transport.open()
         try:
             tools: Any = {tool.name: tool for tool in await transport.tools()}

@@ -8,7 +8,7 @@ import pytest
 
 from agentrt import Context, Runtime, ToolCall, program
 from agentrt.errors import AmbiguousOptionError
-from agentrt.integrations.mcp.transport import McpTransport
+from agentrt.integrations.mcp.tools import McpTools
 from tests.doubles.choices import Output
 from tests.doubles.scripted import ScriptedExecutor
 from tests.integrations.mcp.servers import stdio
@@ -31,7 +31,7 @@ async def agent(ctx: Context) -> Any:
 
 @pytest.mark.parametrize("sees", [True, False])
 async def test_a_model_names_any_arguments_and_sees_images_if_it_can(sees: bool) -> None:
-    transport = McpTransport(stdio(), lambda line: None)
+    transport = McpTools(stdio(), lambda line: None)
     executor = ScriptedExecutor(lambda call: Output(tool_calls=CALLS), images=sees)
     async with Runtime(executor, tools=[transport]) as runtime:
         held, contents = await runtime.start(agent).wait()

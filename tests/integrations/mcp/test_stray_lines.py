@@ -19,7 +19,7 @@ from agentrt.errors import (
     ToolUnavailableError,
 )
 from agentrt.integrations.mcp import StdioServer
-from agentrt.integrations.mcp.transport import McpTransport
+from agentrt.integrations.mcp.tools import McpTools
 from tests.doubles.scripted import ScriptedExecutor
 from tests.integrations.mcp.servers import WAIT_S
 
@@ -31,7 +31,7 @@ def raw(name: str, folder: Path | None = None, **how: Any) -> StdioServer:
     return StdioServer(name, sys.executable, arguments)
 
 
-async def run(body: Any, *transports: McpTransport) -> Any:
+async def run(body: Any, *transports: McpTools) -> Any:
     executor = ScriptedExecutor(lambda call: "done")
     async with Runtime(executor, tools=transports) as runtime:
         return await runtime.start(program(body)).wait()
@@ -64,7 +64,7 @@ async def test_lines_that_are_no_messages_are_skipped(
 
     lines: list[str] = []
     with caplog.at_level(logging.WARNING):
-        transport = McpTransport(raw("bad", stray=stray), lines.append)
+        transport = McpTools(raw("bad", stray=stray), lines.append)
         assert await run(calling, transport) == ["of bad"] * 3
     assert caplog.records == []
     if first is None:
@@ -93,7 +93,7 @@ async def test_an_answer_in_a_wrong_form_fails_its_call(answer: str) -> None:
         return await ctx.tool("good_tool")
 
     servers = raw("bad", answer=answer), raw("good")
-    transports = [McpTransport(server, lambda line: None) for server in servers]
+    transports = [McpTools(server, lambda line: None) for server in servers]
     assert await run(calling, *transports) == "of good"
 
 
@@ -124,7 +124,7 @@ async def test_an_answer_that_cannot_be_read_fails_its_call(
         return await ctx.tool("good_tool")
 
     servers = raw("bad", answer=answer, long=long), raw("good")
-    transports = [McpTransport(each, lambda line: None, largest=1000) for each in servers]
+    transports = [McpTools(each, lambda line: None, largest=1000) for each in servers]
     assert await run(calling, *transports) == "of good"
 
 
@@ -142,7 +142,7 @@ async def test_a_long_line_that_is_no_answer_is_skipped(stray: str) -> None:
 
     lines: list[str] = []
     server = raw("bad", stray=stray + "\n", long=300_000)
-    assert await run(calling, McpTransport(server, lines.append, largest=1000)) == ["of bad"] * 3
+    assert await run(calling, McpTools(server, lines.append, largest=1000)) == ["of bad"] * 3
     [line] = lines
     assert f"... ({300_000 + len(stray) - 3} bytes)" in line
 
@@ -165,7 +165,7 @@ async def test_a_number_of_a_call_may_be_written_with_a_point() -> None:
         return await ctx.tool("bad_tool", timeout=WAIT_S)
 
     answer = '{"jsonrpc": "2.0", "id": {id}.0, ' + RESULT % "read" + "}"
-    assert await run(calling, McpTransport(raw("bad", answer=answer), lambda line: None)) == "read"
+    assert await run(calling, McpTools(raw("bad", answer=answer), lambda line: None)) == "read"
 
 
 async def test_half_a_surrogate_pair_is_replaced() -> None:
@@ -178,7 +178,7 @@ async def test_half_a_surrogate_pair_is_replaced() -> None:
 
     content = r'{"content": [{"type": "text", "text": "half \ud800"}]}'
     answer = f'{{"jsonrpc": "2.0", "id": {{id}}, "result": {content}}}'
-    transport = McpTransport(raw("bad", answer=answer), lambda line: None)
+    transport = McpTools(raw("bad", answer=answer), lambda line: None)
     assert await run(calling, transport) == "half ?"
 
 
@@ -194,7 +194,7 @@ async def test_a_server_that_hangs_holds_up_no_tools_of_others(hangs: str) -> No
         return "went on"
 
     servers = raw("bad", hangs=hangs), raw("good")
-    transports = [McpTransport(server, lambda line: None) for server in servers]
+    transports = [McpTools(server, lambda line: None) for server in servers]
     assert await run(calling, *transports) == "went on"
 
 
@@ -216,8 +216,8 @@ async def test_a_server_that_does_not_list_its_tools_is_started_again(
                 pass
 
     lines: list[str] = []
-    bad = McpTransport(raw("bad", tmp_path, hangs="tools/list"), lines.append, listed_within=0.05)
-    good = McpTransport(raw("good"), lines.append)
+    bad = McpTools(raw("bad", tmp_path, hangs="tools/list"), lines.append, listed_within=0.05)
+    good = McpTools(raw("good"), lines.append)
     assert await run(calling, bad, good) == "of bad"
     assert lines[0].startswith(
         "MCP server 'bad' cannot be reached: it did not list its tools within 0.05 s; "
@@ -255,5 +255,5 @@ async def test_names_that_are_the_same_for_a_model_are_numbered(
         return listed, [await ctx.tool(name, timeout=WAIT_S) for name in listed]
 
     how: dict[str, Any] = {"names": names} | ({"cursor": cursor} if cursor else {})
-    transport = McpTransport(raw("bad", **how), lambda line: None)
+    transport = McpTools(raw("bad", **how), lambda line: None)
     assert await run(calling, transport) == (offered, ["of bad"] * len(offered))

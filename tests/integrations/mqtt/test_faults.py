@@ -17,7 +17,7 @@ import pytest
 from agentrt import Context, Runtime, program
 from agentrt.errors import InterruptExpiredError, ToolLostError
 from agentrt.graph import NodeState
-from agentrt.integrations.mcp.transport import McpTransport
+from agentrt.integrations.mcp.tools import McpTools
 from agentrt.integrations.mqtt import Broker, MqttEvents, MqttTools
 from agentrt.interrupts import ToolTransport
 from agentrt.runtime.run import Run
@@ -92,7 +92,7 @@ async def test_whatever_dies_nothing_is_lost_applied_twice_or_left(
     under a hundred calls, and comes back. 2 A worker dies. 3 The MCP server dies. 4 An answer comes
     twice, and one too late. 5 A program is cancelled. 6 All is counted, also at the broker.
     """
-    processes, broker, mcp = children(), mortal.broker(), McpTransport(stdio(), lambda line: None)
+    processes, broker, mcp = children(), mortal.broker(), McpTools(stdio(), lambda line: None)
     url = f"mqtt://127.0.0.1:{mortal.port}"
     with workers(2, url, *MANY, folder=tmp_path, python=sys.executable) as two:
         async with opened(broker, mcp, back_within=60.0) as (runtime, transport):

@@ -189,7 +189,7 @@ _LONGEST_NAME = 64
 _LISTED_WITHIN_S = 30.0
 
 
-class McpTransport(ToolTransport):
+class McpTools(ToolTransport):
     """The transport to the tools of ``server``. A result may have at most ``largest`` characters.
 
     ``tell`` gets a line when the connection to the server cannot be opened, is lost or is restored,
