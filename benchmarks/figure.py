@@ -223,7 +223,7 @@ class Toy:
             quanta=self.quanta.get(policy, self.other_quanta),
             beta=math.inf,
             lane=0.0,
-            min_residency_steps=0,
+            min_running_steps=0,
             min_remaining_tokens=0,
         )
 

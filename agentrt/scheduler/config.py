@@ -12,6 +12,7 @@ from itertools import accumulate
 from typing import Any
 
 from agentrt.errors import ConfigError
+from agentrt.former import former_names
 
 RETENTIONS = ("lru", "ttl", "cost")
 """The retention policies, which decide whose cached blocks are evicted first
@@ -46,8 +47,11 @@ class _GoesWithPolicy(str):
 
 
 _UNNAMED = _GoesWithPolicy()
+_FORMER_NAMES = {"min_residency_steps": "min_running_steps"}
+"""The former names of settings, each with its present name."""
 
 
+@former_names(**_FORMER_NAMES)
 @dataclass(frozen=True, slots=True)
 class SchedulerConfig:
     """The settings of the scheduler. The default values are also the defaults of all commands,
@@ -71,7 +75,7 @@ class SchedulerConfig:
     reserved.
 
     ``preemption`` lets a waiting call of a strictly better level take the slot of a running call. A
-    running call is not preempted in the first ``min_residency_steps`` engine steps after it has
+    running call is not preempted in the first ``min_running_steps`` engine steps after it has
     started, for the first time or after a preemption. It is also not preempted when at most
     ``min_remaining_tokens`` output tokens are left, because such a preemption would cost more than
     it gains. ``max_preemptions_per_step`` is the maximum number of preemptions in one engine step.
@@ -104,7 +108,7 @@ class SchedulerConfig:
     max_promoted: int = 4
     lane: float = 0.2
     preemption: bool = True
-    min_residency_steps: int = 4
+    min_running_steps: int = 4
     min_remaining_tokens: int = 4
     max_preemptions_per_step: int = 2
     stale_after_s: float = 3600.0
@@ -130,7 +134,7 @@ class SchedulerConfig:
             )
         for name in (
             "max_promoted",
-            "min_residency_steps",
+            "min_running_steps",
             "min_remaining_tokens",
             "max_preemptions_per_step",
         ):
@@ -204,14 +208,16 @@ class SchedulerConfig:
     def from_dict(cls, values: Mapping[str, Any]) -> SchedulerConfig:
         """Make settings from the result of `to_dict`. Raises `ConfigError` for an unknown key or an
         invalid value.
+
+        Former names of settings are accepted without a warning, because older journals have them.
         """
+        settings = {_FORMER_NAMES.get(name, name): value for name, value in values.items()}
         known = {f.name for f in fields(cls)}
-        unknown = sorted(set(values) - known)
+        unknown = sorted(set(settings) - known)
         if unknown:
             raise ConfigError(
                 f"unknown scheduler setting {unknown[0]!r}; available: {', '.join(sorted(known))}"
             )
-        settings = dict(values)
         if "beta" in settings and settings["beta"] is None:
             settings["beta"] = math.inf
         try:

@@ -406,7 +406,7 @@ class SchedulerCore:
         waiting call that does not fit into the ``free_blocks`` keeps waiting, because evicted
         blocks must be recomputed, which delays all other calls, too. The calls behind it also keep
         waiting, because vLLM starts calls in order. A running call is skipped in its first
-        ``min_residency_steps`` steps, while it is not `settled`, and if ``may_preempt`` is False. A
+        ``min_running_steps`` steps, while it is not `settled`, and if ``may_preempt`` is False. A
         waiting call that cannot start is skipped, too.
         """
         config, victims = self.config, list[Preempt]()
@@ -415,7 +415,7 @@ class SchedulerCore:
         pool = (
             call
             for call in reversed(running)
-            if call.residency_steps >= config.min_residency_steps
+            if call.steps_since_start >= config.min_running_steps
             and call.settled
             and may_preempt(call)
         )

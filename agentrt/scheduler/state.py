@@ -326,7 +326,7 @@ class QueuedCall:
         return self.state is DEFERRED and (self.stuck or not self.preemptions)
 
     @property
-    def residency_steps(self) -> int:
+    def steps_since_start(self) -> int:
         """The number of engine steps since the call last started."""
         return self.steps - self.began_at_step
 

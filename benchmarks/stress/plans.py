@@ -365,7 +365,7 @@ class _Draw:
             "max_promoted": rng.randint(1, 4),
             "lane": rng.choice((0.0, 0.05, 0.3, 0.8)),
             "preemption": rng.random() < 0.9,
-            "min_residency_steps": rng.choice((0, 1, 4)),
+            "min_running_steps": rng.choice((0, 1, 4)),
             "min_remaining_tokens": rng.choice((0, 4)),
             "max_preemptions_per_step": rng.choice((1, 2, 8)),
             "stale_after_s": rng.choice((100.0, 3600.0)),

@@ -27,7 +27,7 @@ CONFIGS = st.builds(
     quanta=st.sampled_from([(2.0, 4.0, 8.0), (1.0, 2.0), (3.0,)]),
     beta=st.sampled_from([0.5, 2.0, 8.0, math.inf]),
     max_promoted=st.integers(0, 3),
-    min_residency_steps=st.integers(0, 4),
+    min_running_steps=st.integers(0, 4),
     max_preemptions_per_step=st.integers(1, 3),
     preemption=st.booleans(),
 )

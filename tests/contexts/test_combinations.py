@@ -33,7 +33,7 @@ def replicas(policy: str, admission: str, retention: str) -> SteppedReplicas:
     config = SchedulerConfig(
         policy=policy,
         quanta=(1.0, 4.0),
-        min_residency_steps=0,
+        min_running_steps=0,
         min_remaining_tokens=0,
         admission=admission,
         admission_cap=3,

@@ -88,7 +88,7 @@ async def test_score_agrees_with_what_generation_says(token_runtime: Runtime) ->
 # Preempts whenever it may: a new call beats one that ran for a few milliseconds.
 RESTLESS = {
     "quanta": (0.002, 0.004, 0.008, 0.016),
-    "min_residency_steps": 0,
+    "min_running_steps": 0,
     "min_remaining_tokens": 0,
 }
 BLOCK = 32

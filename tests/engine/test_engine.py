@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="module")]
 # Preempts whenever it may: a new call beats one that ran for a step or two.
 RESTLESS = {
     "quanta": (0.001, 0.002, 0.004, 0.008),
-    "min_residency_steps": 0,
+    "min_running_steps": 0,
     "min_remaining_tokens": 0,
 }
 FLAGS = ("--dtype", "float32", "--max-model-len", "1024")

@@ -25,7 +25,7 @@ pytest.importorskip("vllm")
 pytestmark = pytest.mark.engine
 
 SCHEDULER = SchedulerConfig(
-    policy="atlas", quanta=(0.002, 0.008, 0.032), min_residency_steps=0, min_remaining_tokens=0
+    policy="atlas", quanta=(0.002, 0.008, 0.032), min_running_steps=0, min_remaining_tokens=0
 )
 FLAGS = (
     *("--dtype", "float32", "--max-model-len", "512", "--max-num-batched-tokens", "128"),

@@ -29,7 +29,7 @@ pytestmark = pytest.mark.engine
 ENGINE = EngineOptions(shape_folder("tiny"), 2, flags=(*FLAGS, "--max-model-len", "512"))
 SOURCE = WorkloadSource("lats", scales=Scales(0.2, 0.1, 0.0), cut=Cut(calls=12))
 RESTLESS = SchedulerConfig(
-    policy="atlas", quanta=(0.001, 0.01), min_residency_steps=0, min_remaining_tokens=0
+    policy="atlas", quanta=(0.001, 0.01), min_running_steps=0, min_remaining_tokens=0
 )
 
 

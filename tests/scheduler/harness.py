@@ -24,7 +24,7 @@ class Harness:
     def __init__(
         self, policy: str, *, slots: int = 0, given: Policy | None = None, **settings: Any
     ) -> None:
-        values: dict[str, Any] = {"min_residency_steps": 0, "max_preemptions_per_step": 99}
+        values: dict[str, Any] = {"min_running_steps": 0, "max_preemptions_per_step": 99}
         config = SchedulerConfig(policy, **{**values, **settings})
         self.core = SchedulerCore(config, given, slots=slots)
         self.table = self.core.table

@@ -165,7 +165,7 @@ class Reference:
         slot and no memory: no call is preempted for a call that does not fit into the free blocks,
         nor for any call behind that one.
         """
-        safe = self.config.min_residency_steps
+        safe = self.config.min_running_steps
         pool = [c for c in self.running() if c.steps >= safe and c.name not in spared]
         chosen: list[Call] = []
         for call in self.waiting() if self.config.preemption else []:

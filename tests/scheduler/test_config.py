@@ -54,6 +54,16 @@ def test_an_unknown_setting_is_refused() -> None:
     assert SchedulerConfig.from_dict({"policy": "plas"}) == SchedulerConfig(policy="plas")
 
 
+def test_the_former_name_of_a_setting_still_works() -> None:
+    """Journals of older versions have it; code that uses it is warned."""
+    config = SchedulerConfig(min_running_steps=7)
+    assert SchedulerConfig.from_dict({"min_residency_steps": 7}) == config
+    with pytest.warns(DeprecationWarning, match=r"min_residency_steps=….* is now min_running_step"):
+        assert SchedulerConfig(min_residency_steps=7) == config  # type: ignore[call-arg]
+    with pytest.warns(DeprecationWarning, match="is now min_running_steps"):
+        assert config.min_residency_steps == 7  # type: ignore[attr-defined]
+
+
 def test_levels_end_at_the_running_sum() -> None:
     config = SchedulerConfig(quanta=(1, 2, 4))
     assert config.level_ends == (1, 3, 7, math.inf)

@@ -55,7 +55,7 @@ class Scene:
         longest = max((p.output_tokens for p in self.later), default=0) * STEP_S
         lump = SchedulerConfig().quanta[0] / 2 + STEP_S
         paid = work_s([*self.before, self.program]) + waits * width * (longest + lump)
-        steps = SchedulerConfig().min_residency_steps + 2 + width
+        steps = SchedulerConfig().min_running_steps + 2 + width
         return (paid + max(1.0, rate)) / rate + calls * steps * STEP_S
 
 

@@ -32,7 +32,7 @@ def config(**changes: object) -> SchedulerConfig:
         "policy": "plas",
         "quanta": (1.0, 2.0),
         "beta": math.inf,
-        "min_residency_steps": 0,
+        "min_running_steps": 0,
         "min_remaining_tokens": 0,
     }
     return SchedulerConfig(**{**values, **changes})  # type: ignore[arg-type]
@@ -141,7 +141,7 @@ configs = st.builds(
     quanta=st.lists(st.integers(1, 5), max_size=4).map(tuple),
     beta=st.sampled_from([0.5, 2.0, math.inf]),
     max_promoted=st.integers(0, 50),
-    min_residency_steps=st.integers(0, 3),
+    min_running_steps=st.integers(0, 3),
     max_preemptions_per_step=st.just(99),
     lane=st.sampled_from([0.0, 0.1, 0.5, 0.9]),
 )
@@ -193,8 +193,8 @@ def test_levels_and_slots_are_respected(
         waiting = engine.core.in_order()
         check([c.call_id for c in engine.running], {c.call_id for c in waiting})
         if engine.core.policy.levelled and waiting and settings_.preemption:
-            safe = settings_.min_residency_steps
-            worst = [c.level for c in engine.running if c.residency_steps >= safe]
+            safe = settings_.min_running_steps
+            worst = [c.level for c in engine.running if c.steps_since_start >= safe]
             assert all(level <= waiting[0].level for level in worst)
         return watched()
 

@@ -31,7 +31,7 @@ configs = st.builds(
     beta=st.sampled_from([0.5, 1.0, 2.0, math.inf]),
     max_promoted=st.integers(0, 3),
     preemption=st.sampled_from([True, True, True, False]),
-    min_residency_steps=st.integers(0, 2),
+    min_running_steps=st.integers(0, 2),
     max_preemptions_per_step=st.integers(0, 3),
 )
 OFTEN = ["arrive", "start", "serve"]
@@ -240,7 +240,7 @@ def test_victims_give_their_slots_to_one_call_after_the_other(
 ) -> None:
     """Calls by level, blocks, steps since they started, and whether the engine spares them."""
     config = SchedulerConfig(
-        "plas", (1, 1, 1), min_residency_steps=safe, max_preemptions_per_step=most
+        "plas", (1, 1, 1), min_running_steps=safe, max_preemptions_per_step=most
     )
     core = SchedulerCore(config)
     reference, sizes, spared = Reference(config), dict[str, int](), set[str]()

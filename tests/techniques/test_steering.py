@@ -32,7 +32,7 @@ SIGN: "+" | "-"
 """
 RESTLESS = {
     "quanta": (0.02, 0.04, 0.08, 0.16),
-    "min_residency_steps": 0,
+    "min_running_steps": 0,
     "min_remaining_tokens": 0,
 }
 

@@ -30,7 +30,7 @@ from tests.executors.vllm.test_stock_equivalence import state
 
 pytestmark = pytest.mark.engine
 
-EAGER = {"quanta": [2, 4, 8], "min_residency_steps": 0, "min_remaining_tokens": 0}
+EAGER = {"quanta": [2, 4, 8], "min_running_steps": 0, "min_remaining_tokens": 0}
 _HEADS = {"num_kv_heads": 1, "head_size": 1, "dtype": torch.float32}
 FULL = FullAttentionSpec(block_size=BLOCK_SIZE, **_HEADS)
 WINDOW = SlidingWindowSpec(block_size=BLOCK_SIZE, sliding_window=20, **_HEADS)

@@ -89,7 +89,7 @@ class InVain(Watched):
 @pytest.mark.parametrize("blocks", [2000, 75], ids=["room", "little room"])
 def test_nothing_is_preempted_while_prompts_in_parts_take_whole_steps(blocks: int) -> None:
     """A long prompt takes all tokens of four steps, and in the end most of the blocks."""
-    settings = {"policy": "mlfq", "quanta": [0.1, 0.2, 0.4], "min_residency_steps": 0}
+    settings = {"policy": "mlfq", "quanta": [0.1, 0.2, 0.4], "min_running_steps": 0}
     made = engine(settings, cls=InVain, slots=3, blocks=blocks)
     scheduler: Any = made.scheduler
     scheduler.vain = []
@@ -143,7 +143,7 @@ def test_what_a_call_loses_to_preemptions_is_bounded(
         "admission": admission,
         "admission_cap": 3,
         "quanta": [0.1, 0.2, 0.4, 0.8],
-        "min_residency_steps": 0,
+        "min_running_steps": 0,
     }
     made = engine(settings, slots=3, blocks=160)
     scheduler: Any = made.scheduler
@@ -162,7 +162,7 @@ def test_a_resumed_call_is_served_for_three_times_its_prefill() -> None:
     before its next preemption.
     """
     made = engine(
-        {"policy": "mlfq", "quanta": [0.05, 0.05, 0.05], "min_residency_steps": 0},
+        {"policy": "mlfq", "quanta": [0.05, 0.05, 0.05], "min_running_steps": 0},
         slots=1,
         prefix_caching=False,
     )
@@ -349,7 +349,7 @@ def test_no_call_is_preempted_again_and_again_for_one_whose_cache_is_elsewhere(
         random.Random(3),
         connector="recompute",
         drafts=0,
-        settings={"policy": policy, "min_residency_steps": 0, "quanta": [0.1, 0.2]},
+        settings={"policy": policy, "min_running_steps": 0, "quanta": [0.1, 0.2]},
     )
     scheduler: Any = made.scheduler
 
@@ -605,7 +605,7 @@ def test_a_pause_that_waits_ends_although_a_call_starves_for_its_adapter(
 
 def test_no_call_is_preempted_for_one_whose_adapter_it_holds_open() -> None:
     """The adapter is open only because the running call used it before another call starved."""
-    made = engine({"policy": "adaptive", "min_residency_steps": 0}, slots=8)
+    made = engine({"policy": "adaptive", "min_running_steps": 0}, slots=8)
     with_adapter(made, "a", 1, prompt(1, 30), 2000)
     made.step()
     with_adapter(made, "kept out", 2, prompt(2, 30), 4)

@@ -23,7 +23,7 @@ from tests.scheduler.integrity import check_queues
 
 pytestmark = pytest.mark.engine
 
-EAGER = {"quanta": [2, 4, 8], "min_residency_steps": 0, "min_remaining_tokens": 0}
+EAGER = {"quanta": [2, 4, 8], "min_running_steps": 0, "min_remaining_tokens": 0}
 
 
 def chunk(request_id: str, prompt: list[int], output: int, **more: Any) -> Any:

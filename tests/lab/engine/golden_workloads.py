@@ -112,7 +112,7 @@ class _Run:
         self._workload, self._random = workload, random.Random(workload.seed)
         scheduler = make_scheduler(
             RecordedScheduler,
-            settings={"min_residency_steps": 2, **workload.settings},
+            settings={"min_running_steps": 2, **workload.settings},
             max_num_seqs=workload.slots,
             blocks=workload.blocks,
             max_num_batched_tokens=workload.step_tokens,

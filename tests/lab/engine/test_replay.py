@@ -15,7 +15,7 @@ from tests.lab.engine.replaying import replay
 
 pytestmark = pytest.mark.engine
 
-EAGER = {"quanta": [4, 8, 16], "min_residency_steps": 0, "min_remaining_tokens": 0}
+EAGER = {"quanta": [4, 8, 16], "min_running_steps": 0, "min_remaining_tokens": 0}
 
 
 def engine(policy: str = "atlas", in_flight: int = 1, **size: Any) -> HeadlessEngine:

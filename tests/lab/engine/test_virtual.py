@@ -31,7 +31,7 @@ SMALL = VirtualOptions(
 )
 EAGER: dict[str, Any] = {
     "quanta": (4, 8, 16),
-    "min_residency_steps": 0,
+    "min_running_steps": 0,
     "min_remaining_tokens": 0,
 }
 

@@ -70,7 +70,7 @@ def engine(
         "retention": retention,
         "retention_ttl": 20.0,
         "stale_after_s": PATIENCE_S,
-        "min_residency_steps": 0,
+        "min_running_steps": 0,
         "min_remaining_tokens": 0,
     }
     scheduler = make_scheduler(

@@ -43,7 +43,7 @@ def engine(retention: str, policy: tuple[str, str], in_flight: int, blocks: int)
         "retention": retention,
         "retention_ttl": 20.0,
         "stale_after_s": PATIENCE_S,
-        "min_residency_steps": 0,
+        "min_running_steps": 0,
     }
     scheduler = make_scheduler(
         ProgramScheduler, max_num_seqs=3, blocks=blocks, settings=settings, max_model_len=160

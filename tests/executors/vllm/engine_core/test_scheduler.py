@@ -22,7 +22,7 @@ pytestmark = pytest.mark.engine
 
 ONE_LEVEL = {"longest-remaining", "program-fcfs", "srtf", "two-level"}
 """Policies under which no call gives way to another for a batch slot."""
-EAGER = {"min_residency_steps": 0, "min_remaining_tokens": 0}
+EAGER = {"min_running_steps": 0, "min_remaining_tokens": 0}
 
 
 def engine(
@@ -226,7 +226,7 @@ def test_nothing_leaks_under_random_load(policy: str, seed: int, in_flight: int)
         blocks=24 + 9 * (seed % 3),
         in_flight=in_flight,
         beta=rng.choice([0.5, 2.0, None]),
-        min_residency_steps=seed % 3,
+        min_running_steps=seed % 3,
     )
     scheduler = ours(e)
     blocks = scheduler.control("snapshot")["free_blocks"]
