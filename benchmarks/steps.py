@@ -214,7 +214,7 @@ class Steps(Backend):
         question = RouterCall(
             live.row.program_id,
             max(1, call.prompt_tokens),
-            attained_s=live.path_s[index],
+            level_service_s=live.path_s[index],
             kind=f"{live.shape.type}/{call.node}",
         )
         return self._router.send(live.call_id(index), question)

@@ -144,9 +144,9 @@ class Identity:
     size_hint: float | None = None
 
     @property
-    def attained_s(self) -> float:
-        """The seconds of service before the call: on the longest path to the call, or of the whole
-        program if the parents are unknown.
+    def level_service_s(self) -> float:
+        """The seconds of service by which a policy of attained service chooses the call's first
+        level: on the longest path to the call, or of the whole program if the parents are unknown.
         """
         return self.service_s if self.path_s is None else self.path_s
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
+from agentrt.former import former_names
 from agentrt.request import NO_LIMIT
 from agentrt.router.speed import Speed
 
@@ -18,6 +19,7 @@ all worse levels.
 """
 
 
+@former_names(attained_s="level_service_s")
 @dataclass(slots=True)
 class RouterCall:
     """A call that needs a replica.
@@ -26,8 +28,8 @@ class RouterCall:
     returns the hashes of the prompt's full blocks of ``block_size`` tokens, as the engine computes
     them; it is called only if the router needs the hashes. ``kind`` groups similar calls, such as
     the calls of one node of a program type; the output lengths of calls are learned by kind.
-    ``output_limit`` is the maximum number of output tokens. ``attained_s`` is the service by which
-    the scheduler will rank the call, in seconds.
+    ``output_limit`` is the maximum number of output tokens. ``level_service_s`` is the service, in
+    seconds, by which the scheduler chooses the call's first queue level.
 
     The dispatcher sets ``level``, ``output_tokens`` (the expected number), ``home`` (the replica of
     the program's last call; None for the program's first call, and after this replica was lost),
@@ -36,7 +38,7 @@ class RouterCall:
 
     program_id: str
     prompt_tokens: int
-    attained_s: float = 0.0
+    level_service_s: float = 0.0
     kind: str = ""
     output_limit: int = NO_LIMIT
     block_size: int = 0

@@ -260,7 +260,7 @@ class Dispatcher:
         """Ask the router for a replica, and add the call to the replica's load until `ended`."""
         home = self._homes.get(call.program_id)
         call.home = None if home is None else home.replica
-        call.level = bisect_right(self._ends, call.attained_s)
+        call.level = bisect_right(self._ends, call.level_service_s)
         call.output_tokens = min(self._outputs.get(call.kind, _FIRST_OUTPUT), call.output_limit)
         reads = self.router.reads_blocks
         blocks = call.blocks() if reads else ()

@@ -77,5 +77,5 @@ def test_a_request_without_a_word_is_a_program_of_its_own() -> None:
 
 
 def test_rank_and_service_before_a_call() -> None:
-    assert WHOSE.attained_s == 1.5
-    assert Identity("p/0", "p", service_s=4.0).attained_s == 4.0
+    assert WHOSE.level_service_s == 1.5
+    assert Identity("p/0", "p", service_s=4.0).level_service_s == 4.0

@@ -20,11 +20,11 @@ def blocks(name: str, count: int) -> list[int]:
     return [hash((name, place)) & (2**64 - 1) for place in range(count)]
 
 
-def call_of(program: str, hashes: list[int], attained_s: float = 0.0) -> RouterCall:
+def call_of(program: str, hashes: list[int], level_service_s: float = 0.0) -> RouterCall:
     return RouterCall(
         program,
         len(hashes) * SIZE + 5,
-        attained_s=attained_s,
+        level_service_s=level_service_s,
         kind="t/call",
         block_size=SIZE,
         blocks=lambda: hashes,
@@ -43,8 +43,8 @@ class Fleet:
             self.views[replica], KVEventBatch.of(1, stored, removed or ())
         )
 
-    def send(self, program: str, hashes: list[int], attained_s: float = 0.0) -> RoutedCall:
-        return self.dispatcher.send(call_of(program, hashes, attained_s), self.views)
+    def send(self, program: str, hashes: list[int], level_service_s: float = 0.0) -> RoutedCall:
+        return self.dispatcher.send(call_of(program, hashes, level_service_s), self.views)
 
     def where(self, program: str, hashes: list[int]) -> int:
         """Where a call would go; it is over at once."""
@@ -53,12 +53,12 @@ class Fleet:
         self.dispatcher.program_ended(program)
         return routed.replica.index
 
-    def fill(self, replica: int, calls: int, attained_s: float = 0.0) -> list[RoutedCall]:
+    def fill(self, replica: int, calls: int, level_service_s: float = 0.0) -> list[RoutedCall]:
         """Short calls of others, sent to one replica."""
         only = [self.views[replica]]
         return [
             self.dispatcher.send(
-                call_of(f"busy-{replica}-{n}", blocks(f"b{replica}/{n}", 1), attained_s), only
+                call_of(f"busy-{replica}-{n}", blocks(f"b{replica}/{n}", 1), level_service_s), only
             )
             for n in range(calls)
         ]
@@ -283,6 +283,13 @@ def test_levels_beyond_the_last_are_told_apart_no_more() -> None:
     view = dispatcher.join("a")
     sent = [dispatcher.send(call_of("p", [], s), [view]).call.level for s in (0, 6.5, 7, 25)]
     assert sent == [0, 6, LEVELS - 1, LEVELS - 1]
+
+
+def test_the_former_name_of_a_calls_service_still_works() -> None:
+    with pytest.warns(DeprecationWarning, match="is now level_service_s"):
+        call = RouterCall("p", 4, attained_s=2.5)  # type: ignore[call-arg]
+    with pytest.warns(DeprecationWarning, match="RouterCall.attained_s is now level_service_s"):
+        assert call.attained_s == call.level_service_s == 2.5  # type: ignore[attr-defined]
 
 
 def test_turns_grow_with_the_calls_ahead() -> None:

@@ -146,11 +146,11 @@ class Counted:
         self.stored: list[set[int]] = [set(), set(), set()]
         self.homes: dict[str, int] = {}
 
-    def do(self, event: str, number: int, attained_s: float, count: int) -> None:
+    def do(self, event: str, number: int, level_service_s: float, count: int) -> None:
         program, replica = f"p{number % 3}", number % 3
         hashes = blocks(f"prompt of {number % 2}", count)
         if event == "send":
-            self.send(program, hashes, attained_s, self.views[number // 2 :])
+            self.send(program, hashes, level_service_s, self.views[number // 2 :])
         elif event == "end" and self.sent:
             self.end(self.sent[number % len(self.sent)])
         elif event in ("store", "snapshot"):
@@ -166,14 +166,14 @@ class Counted:
             self.end(one)
 
     def send(
-        self, program: str, hashes: list[int], attained_s: float, ready: list[ReplicaView]
+        self, program: str, hashes: list[int], level_service_s: float, ready: list[ReplicaView]
     ) -> None:
         size = len(hashes) * SIZE
-        call = RouterCall(program, size + 3, attained_s, "k", 40, SIZE, lambda: hashes)
+        call = RouterCall(program, size + 3, level_service_s, "k", 40, SIZE, lambda: hashes)
         routed = self.fleet.send(call, ready)
         at = routed.replica.index
         assert call.home is (self.views[self.homes[program]] if program in self.homes else None)
-        assert call.level == sum(attained_s >= end for end in self.ends)
+        assert call.level == sum(level_service_s >= end for end in self.ends)
         # Its program's last calls under way leave their prompts where they went.
         own = [s for s in self.sent if s.program == program][-8:]
         for view in self.views:

@@ -113,7 +113,7 @@ def test_policies_may_define_methods_by_their_former_names() -> None:
     assert {warning.filename for warning in seen} == {__file__}
     policy = Halved(SchedulerConfig("plas", (1, 2)))
     call = QueuedCall("c", EngineProgram("p", "t", service_s=5.0), None, None, 0.0)
-    with pytest.warns(DeprecationWarning, match="rank of a policy is now attained_s") as seen:
+    with pytest.warns(DeprecationWarning, match="rank of a policy is now level_service_s") as seen:
         assert policy.priority(call, 0.0).level == 1
     assert {warning.filename for warning in seen} == {__file__}
     with pytest.warns(DeprecationWarning, match="is now tenant_queue_rank"):
@@ -123,8 +123,8 @@ def test_policies_may_define_methods_by_their_former_names() -> None:
 def test_the_methods_of_a_policy_answer_to_their_former_names() -> None:
     policy, program = make_policy(SchedulerConfig("plas")), EngineProgram("p", "t", service_s=5.0)
     assert isinstance(policy, Plas)
-    with pytest.warns(DeprecationWarning, match="is now attained_s"):
-        assert policy.rank(program, 1.0) == policy.attained_s(program, 1.0) == 5.0
+    with pytest.warns(DeprecationWarning, match="is now level_service_s"):
+        assert policy.rank(program, 1.0) == policy.level_service_s(program, 1.0) == 5.0
     with pytest.warns(DeprecationWarning, match="is now tenant_queue_rank"):
         assert policy.admission_rank(1.0, 6.0) == policy.tenant_queue_rank(1.0, 6.0) == 6.0
 
@@ -136,7 +136,7 @@ def test_a_class_without_levels_may_have_a_rank_of_its_own() -> None:
         def priority(self, call: QueuedCall, now: float) -> Priority:
             return Priority(self.rank)
 
-    assert not hasattr(Ranked, "attained_s")
+    assert not hasattr(Ranked, "level_service_s")
 
 
 @pytest.mark.parametrize(

@@ -92,7 +92,7 @@ class Routing:
         question = RouterCall(
             call.program_id,
             prompt_tokens(call),
-            attained_s=identity.attained_s,
+            level_service_s=identity.level_service_s,
             kind=f"{identity.program_type}/{identity.node}",
             output_limit=min(spec.max_tokens, _OUTPUT_LIMIT),
         )

@@ -211,7 +211,7 @@ class Virtual(Backend):
             question = RouterCall(
                 program_id=call.identity.program_id,
                 prompt_tokens=len(live.prompt(index)),
-                attained_s=live.path_s[index],
+                level_service_s=live.path_s[index],
                 kind=f"{call.identity.program_type}/{call.identity.node}",
                 block_size=self._options.block_size,
                 blocks=partial(_hashes, request.block_hashes),

@@ -3,8 +3,8 @@
 To add a policy to this package:
 
 1. Write a subclass of `Policy` that implements ``priority``, or a subclass of
-   `AttainedService` that implements ``attained_s``. Published policies are in `published`. A new
-   module is also named in ``packages/agentrt-scheduler/pyproject.toml``.
+   `AttainedService` that implements ``level_service_s``. Published policies are in `published`. A
+   new module is also named in ``packages/agentrt-scheduler/pyproject.toml``.
 2. List the class in `BUILT_IN` below, and name the policy in ``docs/policies.md`` and in
    ``tests/scheduler/test_settings.py``. If its default retention and admission are ``cost`` and
    ``memory``, add its name to `MEMORY_POLICIES` in `agentrt.scheduler.config`, too.

@@ -17,10 +17,10 @@ class Policy(ABC):
     """A scheduling policy, which decides which calls run before others. It reads programs and
     calls, and must not change them.
 
-    Subclass `AttainedService` and implement `attained_s`, or implement `priority` and, if needed,
-    `on_quantum_expired`. An instance serves one engine. Policies are pure and synchronous, and
-    import only the standard library and `agentrt.scheduler`, because they are loaded in the engine
-    core.
+    Subclass `AttainedService` and implement `level_service_s`, or implement `priority` and, if
+    needed, `on_quantum_expired`. An instance serves one engine. Policies are pure and synchronous,
+    and import only the standard library and `agentrt.scheduler`, because they are loaded in the
+    engine core.
 
     - ``levelled``: False if the policy serves calls in the engine's own order, first come, first
       served. Then the engine's own queue is used, unless there is admission control.

@@ -38,12 +38,12 @@ _EPSILON = 1e-6
 
 class AttainedService(Policy):
     """The base class of policies with levels and quanta. The level of a new call depends on the
-    attained service that `attained_s` returns for it.
+    attained service that `level_service_s` returns for it.
 
     A call whose quantum is used up is demoted by one level.
     """
 
-    _former_names: ClassVar[Mapping[str, str]] = {**Policy._former_names, "rank": "attained_s"}
+    _former_names: ClassVar[Mapping[str, str]] = {**Policy._former_names, "rank": "level_service_s"}
 
     def __init__(self, config: SchedulerConfig) -> None:
         super().__init__(config)
@@ -51,7 +51,7 @@ class AttainedService(Policy):
         self._quanta = config.level_quanta
 
     @abstractmethod
-    def attained_s(self, program: EngineProgram, path_s: float | None) -> float:
+    def level_service_s(self, program: EngineProgram, path_s: float | None) -> float:
         """Return the attained service, in seconds, that decides a call's first level; less is
         better.
 
@@ -60,15 +60,15 @@ class AttainedService(Policy):
         """
 
     def rank(self, program: EngineProgram, path_s: float | None) -> float:
-        """Return the result of `attained_s`, which was called ``rank`` before 0.3. The old name
-        will be removed in 0.4.
+        """Return the result of `level_service_s`, which was called ``rank`` before 0.3. The old
+        name will be removed in 0.4.
         """
         result: float = self._method_of("rank").__get__(self)(program, path_s)
         return result
 
     def priority(self, call: QueuedCall, now: float) -> Priority:
-        attained_s = max(self.attained_s(call.program, call.path_s), 0.0)
-        level = min(bisect_right(self._ends, attained_s), len(self._quanta) - 1)
+        service_s = max(self.level_service_s(call.program, call.path_s), 0.0)
+        level = min(bisect_right(self._ends, service_s), len(self._quanta) - 1)
         return Priority(level, self._quanta[level])
 
     def on_quantum_expired(self, call: QueuedCall, now: float) -> Priority:
@@ -85,7 +85,7 @@ class Mlfq(AttainedService):
 
     name: ClassVar[str] = "mlfq"
 
-    def attained_s(self, program: EngineProgram, path_s: float | None) -> float:
+    def level_service_s(self, program: EngineProgram, path_s: float | None) -> float:
         return 0.0
 
 
@@ -100,7 +100,7 @@ class Plas(AttainedService):
     def tenant_queue_rank(cls, path_s: float | None, program_service_s: float) -> float:
         return program_service_s
 
-    def attained_s(self, program: EngineProgram, path_s: float | None) -> float:
+    def level_service_s(self, program: EngineProgram, path_s: float | None) -> float:
         return program.service_s
 
 
@@ -114,7 +114,7 @@ class Atlas(AttainedService):
 
     name: ClassVar[str] = "atlas"
 
-    def attained_s(self, program: EngineProgram, path_s: float | None) -> float:
+    def level_service_s(self, program: EngineProgram, path_s: float | None) -> float:
         return program.path_s if path_s is None else path_s
 
 
@@ -123,7 +123,7 @@ class AtlasScalar(AttainedService):
 
     name: ClassVar[str] = "atlas-scalar"
 
-    def attained_s(self, program: EngineProgram, path_s: float | None) -> float:
+    def level_service_s(self, program: EngineProgram, path_s: float | None) -> float:
         return program.path_s
 
 
