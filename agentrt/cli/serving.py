@@ -48,7 +48,7 @@ from agentrt.serving.middleware import DEFAULT_TENANT
 from agentrt.serving.origins import Origins, read_cors, read_hosts, read_origins
 from agentrt.serving.server import Api, Bounds, Served, ServedGraph, ServedProgram, Server
 from agentrt.serving.tenants import KeyRing, Limits, SingleKey, Tenants
-from agentrt.serving.tenants.admission import AdmissionController
+from agentrt.serving.tenants.sharing import FairSharing
 from agentrt.serving.triggers import Trigger, program_of
 from agentrt.serving.triggers import api_with as triggers_api
 from agentrt.serving.webhook_rules import WebhookRules, read_webhooks
@@ -334,7 +334,7 @@ class Serving:
         job, keys = self.job, self.keys
         limits_of = dict if keys is None else lambda: keys.limits
         tenants = Tenants(time.monotonic, job.limits, limits_of)
-        admission = AdmissionController(
+        shared = FairSharing(
             executor,
             tenants,
             policy=policy_class(job.engine.scheduler.policy),
@@ -352,7 +352,7 @@ class Serving:
             served = await self._prepared(stack)
             journal = await stack.enter_async_context(opened_journal(job.journal))
             opened = opened_runtime(
-                admission,
+                shared,
                 job.traces,
                 ask_human=None,
                 tools=job.tools.transports(say),

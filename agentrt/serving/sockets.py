@@ -1,4 +1,4 @@
-"""The admission of WebSockets.
+"""The checks of WebSockets, and HTTP requests over them.
 
 A browser lets any page open a WebSocket with the user's cookies, but does not let the page send
 headers. So the origin of a WebSocket is always checked, and a page sends its key as a subprotocol.

@@ -38,7 +38,7 @@ from agentrt.serving.app import load_apis, opened_app
 from agentrt.serving.frontend.dispatch import FrontendApp, fronts_of
 from agentrt.serving.listen import Listener
 from agentrt.serving.tenants import Limits, Tenants
-from agentrt.serving.tenants.admission import AdmissionController
+from agentrt.serving.tenants.sharing import FairSharing
 from benchmarks.servers import PARSER, Server
 from tests.doubles.scripted_engine import ScriptedEngine
 
@@ -74,7 +74,7 @@ def _engine() -> ScriptedEngine:
 async def agentrt() -> AsyncIterator[Served]:
     """Serve as `agentrt serve` does, without keys."""
     tenants, listener = Tenants(time.monotonic, Limits(), dict), Listener(_HOST, 0)
-    controller = AdmissionController(RestartedEngine(_engine), tenants)
+    controller = FairSharing(RestartedEngine(_engine), tenants)
     with tempfile.TemporaryDirectory(prefix="agentrt-bench-") as folder:
         database = f"sqlite:{Path(folder, 'bench.db')}"
         async with Runtime(controller, model_names=(Server.NAME,)) as runtime:

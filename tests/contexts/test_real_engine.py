@@ -13,7 +13,7 @@ from agentrt import Context, Runtime, program
 from agentrt.contexts import TokenContext
 from agentrt.errors import UnknownContextError
 from agentrt.serving.tenants import Tenants
-from agentrt.serving.tenants.admission import AdmissionController
+from agentrt.serving.tenants.sharing import FairSharing
 from tests.contexts.real import computed, engine_of, fresh, run
 from tests.engine.lent import Lent
 
@@ -248,7 +248,7 @@ async def test_two_tenants_share_neither_blocks_nor_names(token_runtime: Runtime
         return len(context)
 
     lent = Lent(engine_of(token_runtime))
-    async with Runtime(AdmissionController(lent, Tenants(time.monotonic), isolate=True)) as runtime:
+    async with Runtime(FairSharing(lent, Tenants(time.monotonic), isolate=True)) as runtime:
         cached = [
             await runtime.start(reads, tenant=name).wait() for name in ("anna", "ben", "anna")
         ]

@@ -29,7 +29,7 @@ from agentrt.serving.frontend.dispatch import FrontendApp, fronts_of
 from agentrt.serving.langgraph import api
 from agentrt.serving.server import ServedGraph, Server
 from agentrt.serving.tenants import Limits, Tenants
-from agentrt.serving.tenants.admission import AdmissionController
+from agentrt.serving.tenants.sharing import FairSharing
 from tests.doubles.tinymodel import tiny_model
 from tests.engine.lent import Lent
 from tests.engine.ways import Way, returned, walked
@@ -59,7 +59,7 @@ async def http(
     database = f"sqlite:{tmp_path_factory.mktemp('served') / 'ways.db'}"
     served = {"agent": ServedGraph(create_agent(ChatAgentRT(max_tokens=2), []), "agents.py")}
     tenants = Tenants(time.monotonic, Limits(), dict)
-    executor = AdmissionController(RestartedEngine(lambda: Lent(runtime.executor)), tenants)
+    executor = FairSharing(RestartedEngine(lambda: Lent(runtime.executor)), tenants)
     async with Runtime(executor) as serving:
         server = Server(serving, ("tiny",), served, database, tenants=tenants)
         front = FrontendApp(server, fronts_of(await serving.frontend()))

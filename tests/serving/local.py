@@ -27,7 +27,7 @@ from agentrt.serving.listen import Listener
 from agentrt.serving.programs.api import api as programs
 from agentrt.serving.server import Bounds, KeyCheck, Served, Server
 from agentrt.serving.tenants import Limits, Tenants
-from agentrt.serving.tenants.admission import AdmissionController
+from agentrt.serving.tenants.sharing import FairSharing
 from agentrt.steady import MachineClocks
 from tests.doubles.scripted_engine import RawScript, ScriptedEngine
 from tests.serving.watchdog import opened_app
@@ -168,8 +168,8 @@ async def open_server(
         engine, fronts = real, ()
     own_limits = limits_of or {}
     tenants = Tenants(asyncio.get_running_loop().time, limits or Limits(), lambda: own_limits)
-    admission = AdmissionController(engine, tenants, is_shared=is_shared, isolate=isolate)
-    async with Runtime(admission, ask_human=None, model_names=(MODEL,)) as runtime:
+    shared = FairSharing(engine, tenants, is_shared=is_shared, isolate=isolate)
+    async with Runtime(shared, ask_human=None, model_names=(MODEL,)) as runtime:
         fronts = fronts or fronts_of(await runtime.frontend())
         server = Server(
             runtime,

@@ -40,7 +40,7 @@ LIMITS = {
     "prompts of more than 32,000 characters": [model_frontend.LONG_PROMPT, 1],
     "chats of more than 64 messages": [model_frontend.MANY_MESSAGES, 1],
     "starting the choices of one request": [1],
-    "admitted calls of all tenants together": [fair.RECENT_S, 1 - 1 / fair.KEPT_OF],
+    "dispatched calls of all tenants together": [fair.RECENT_S, 1 - 1 / fair.KEPT_OF],
     "schemas that are checked at the same time": [1],
     "compiling one grammar": [compiling.SLOW_S],
     "the whole compilation of one grammar": [compiling.LONGEST_S],
@@ -108,7 +108,7 @@ def test_a_limit_on_the_page_is_the_codes(
     assert sorted(names) == sorted(limits)
     for name, row in zip(names, rows, strict=True):
         said = numbers(row[1])
-        if name.startswith(("large requests", "prompts of", "chats of", "admitted calls")):
+        if name.startswith(("large requests", "prompts of", "chats of", "dispatched calls")):
             said = numbers(row[0]) + said
         assert said == limits[name], row
 

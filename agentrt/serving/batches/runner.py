@@ -38,7 +38,7 @@ from agentrt.serving.batches.storage import AnswerLines, Content
 from agentrt.serving.batches.stored import StoredBatch
 from agentrt.serving.error_responses import describe, log_fault
 from agentrt.serving.server import Server
-from agentrt.serving.tenants.admission import IS_BATCH
+from agentrt.serving.tenants.sharing import IS_BATCH
 from agentrt.steady import SteadyClock
 
 _MAX_PENDING = 256

@@ -71,7 +71,7 @@ class EnginesView:
     """The state of all engines at the time ``at``.
 
     ``calls`` are the calls in the engines, by call id. ``up`` says whether the engines answered.
-    ``outside`` are the tenants that have calls waiting for admission.
+    ``outside`` are the tenants that have calls waiting for their turn.
     """
 
     at: float = 0.0

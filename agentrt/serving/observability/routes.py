@@ -394,7 +394,7 @@ class EventStream:
         """Return the live programs whose calls have another state than in the last view.
 
         Return all live programs of the stream if all programs were last compared `_ALL_S` seconds
-        or longer ago, or if the engines' readiness or the tenants that wait for admission have
+        or longer ago, or if the engines' readiness or the tenants that wait for their turn have
         changed.
         """
         before, self.sent_view = self.sent_view, view

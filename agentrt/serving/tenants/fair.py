@@ -1,4 +1,4 @@
-"""The order in which calls are admitted: fair shares between tenants, and the scheduler's policy
+"""The order in which calls are dispatched: fair shares between tenants, and the scheduler's policy
 among the calls of one tenant.
 
 This is the algorithm of virtual token counters (VTC, Sheng et al., OSDI 2024) with weights. The
@@ -19,9 +19,9 @@ from dataclasses import dataclass, field
 from agentrt.serving.tenants.limits import Limits
 
 BATCHES = 2
-"""Number of batches of calls that are admitted: a running batch, and calls to choose from."""
+"""Number of batches of calls that are dispatched: a running batch, and calls to choose from."""
 KEPT_OF = 8
-"""Every eighth slot is reserved for tenants that have no admitted call."""
+"""Every eighth slot is reserved for tenants that have no dispatched call."""
 RECENT_S = 10.0
 """Seconds after its last call for which a tenant is expected to make another call."""
 STARVATION_S = 20.0
@@ -54,8 +54,8 @@ class _TenantQueue:
     served: float
     """The use of the tenant's ended calls, divided by the tenant's weight."""
     reserved: float = 0.0
-    """The expected use of the tenant's admitted calls. This use counts in the order of tenants, but
-    not in the counter from which other tenants start, because it is an estimate.
+    """The expected use of the tenant's dispatched calls. This use counts in the order of tenants,
+    but not in the counter from which other tenants start, because it is an estimate.
     """
     inside: int = 0
     called_at: float = 0.0
@@ -77,18 +77,18 @@ class _TenantQueue:
 
 
 class FairQueue:
-    """A queue of calls that admits at most ``slots`` calls at a time (None: all calls). ``slots``
-    is `BATCHES` times the number of batch slots.
+    """A queue of calls that dispatches at most ``slots`` calls at a time (None: all calls).
+    ``slots`` is `BATCHES` times the number of batch slots.
 
     ``limits`` returns a tenant's weight and concurrency. Some slots (one in `KEPT_OF`) are reserved
-    for tenants without an admitted call, so that a new tenant need not wait until calls of other
-    tenants end. While a tenant has more admitted calls than another recently active tenant, the
-    next call of the first tenant is admitted only while the number of all admitted calls is below
-    the number of batch slots, without one slot in `KEPT_OF`. So the other tenant's next call can
-    run at once.
+    for tenants without a dispatched call, so that a new tenant need not wait until calls of other
+    tenants end. While a tenant has more dispatched calls than another recently active tenant, the
+    next call of the first tenant is dispatched only while the number of all dispatched calls is
+    below the number of batch slots, without one slot in `KEPT_OF`. So the other tenant's next call
+    can run at once.
 
-    `push` queues a call, `pop` admits a call, `settle` ends an admitted call, and `drop` removes a
-    call that was cancelled while it waited.
+    `push` queues a call, `pop` dispatches a call, `settle` ends a dispatched call, and `drop`
+    removes a call that was cancelled while it waited.
     """
 
     def __init__(self, slots: int | None, limits: Callable[[str], Limits]) -> None:
@@ -115,14 +115,14 @@ class FairQueue:
         return ticket
 
     def pop(self, now: float) -> Ticket | None:
-        """Admit the next call and return its ticket; None if no waiting call may be admitted."""
+        """Dispatch the next call and return its ticket; None if no call may be dispatched."""
         self._now = now
         if self.slots is not None and self._inside >= self.slots:
             return None
         recent = filter(self._is_recent, self._tenants.values())
         least = min((state.inside for state in recent), default=0)
         ready = [
-            name for name, state in self._tenants.items() if self._may_enter(name, state, least)
+            name for name, state in self._tenants.items() if self._may_dispatch(name, state, least)
         ]
         if not ready:
             return None
@@ -142,7 +142,7 @@ class FairQueue:
         self._forget_idle()
 
     def settle(self, ticket: Ticket, used: float) -> None:
-        """End an admitted call.
+        """End a dispatched call.
 
         ``used`` is its actual use: prompt tokens that were not cached, plus weighted output tokens.
         """
@@ -154,7 +154,7 @@ class FairQueue:
         self._forget_idle()
 
     def counts(self) -> dict[str, dict[str, int]]:
-        """Return how many calls of each active tenant wait, and how many are admitted."""
+        """Return how many calls of each active tenant wait, and how many are dispatched."""
         return {
             name: {"waiting": len(state.waiting), "inside": state.inside}
             for name, state in self._tenants.items()
@@ -164,10 +164,10 @@ class FairQueue:
     def __len__(self) -> int:
         return len(self._tenants)
 
-    def _may_enter(self, name: str, state: _TenantQueue, least: int) -> bool:
-        """Return whether a tenant's next call may be admitted.
+    def _may_dispatch(self, name: str, state: _TenantQueue, least: int) -> bool:
+        """Return whether a tenant's next call may be dispatched.
 
-        ``least`` is the smallest number of admitted calls of any recently active tenant.
+        ``least`` is the smallest number of dispatched calls of any recently active tenant.
         """
         most = self._limits(name).concurrency
         if not state.waiting or (most is not None and state.inside >= most):

@@ -222,7 +222,7 @@ class Reference:
         self.heard[ticket.tenant] = ticket.since
 
     def stands(self, tenant: str) -> float:
-        """The tenant's service plus the expected use of its admitted calls, over its weight."""
+        """The tenant's service plus the expected use of its dispatched calls, over its weight."""
         expected = sum(ticket.cost for ticket in self.inside if ticket.tenant == tenant)
         return self.served[tenant] + expected / self.limits[tenant].weight
 
@@ -285,7 +285,7 @@ steps = st.lists(
 def test_the_queue_decides_as_the_reference(
     story: list[tuple[str, str, int, float]], slots: int | None
 ) -> None:
-    """Compare the admitted calls and both counts; at the end no state is left."""
+    """Compare the dispatched calls and both counts; at the end no state is left."""
     limits = {"a": Limits(weight=4.0), "b": Limits(concurrency=1), "c": Limits(weight=0.5)}
     one, reference, now = queue(slots, limits), Reference(slots, limits), 0.0
     for event, tenant, number, amount in story:

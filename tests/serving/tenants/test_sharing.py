@@ -1,4 +1,4 @@
-"""The admission controller: tenants share an engine, and its own calls stay the policy's."""
+"""Fair sharing: tenants share an engine, and its own calls stay the policy's."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from agentrt.executors.base import Chunk
 from agentrt.request import Call, Reply
 from agentrt.router import make_router
 from agentrt.scheduler.policies import policy_class, policy_names
-from agentrt.serving.tenants import Limits, Tenants, admission, fair
-from agentrt.serving.tenants.admission import AdmissionController
+from agentrt.serving.tenants import Limits, Tenants, fair, sharing
+from agentrt.serving.tenants.sharing import FairSharing
 from tests.doubles.scripted import ScriptedExecutor
 from tests.serving.local import Held, open_server
 
@@ -43,7 +43,7 @@ async def test_calls_enter_when_another_tenant_is_silent_although_no_call_ends(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """B has made a call, so A gets seven of eight places; after a while, it gets more."""
-    for module in (fair, admission):
+    for module in (fair, sharing):
         monkeypatch.setattr(module, "RECENT_S", 0.5)
     async with open_server(kind=Held, slots=8, is_shared=True) as local:
         local.engine.go.set()
@@ -69,7 +69,7 @@ async def test_the_slots_of_engines_that_differ_add_up() -> None:
     engines = [Holds(model="large", slots=1), Holds(model="small", slots=5)]
     replicas = ReplicaSet(engines.__getitem__, 2, make_router("least-used"))
     tenants = Tenants(asyncio.get_running_loop().time, Limits(), dict)
-    async with Runtime(AdmissionController(replicas, tenants, is_shared=True)) as runtime:
+    async with Runtime(FairSharing(replicas, tenants, is_shared=True)) as runtime:
 
         @program
         async def asks(ctx: Context) -> None:
@@ -94,7 +94,7 @@ async def test_without_keys_all_are_admitted() -> None:
         await asyncio.gather(*asking)
 
 
-async def test_waiting_for_admission_is_waiting() -> None:
+async def test_waiting_for_a_tenants_turn_is_waiting() -> None:
     limits = Limits(concurrency=1)
     async with open_server(kind=Held, limits=limits, is_shared=True) as local:
         asking = [asyncio.create_task(local.chat("x")) for _ in range(2)]

@@ -1,8 +1,9 @@
-"""The admission controller: it admits calls to the engine in the order of `FairQueue`.
+"""Fair sharing between tenants: calls are dispatched to the engines in the order of `FairQueue`.
 
-Admission control runs in front of the engines and not in their schedulers, because it needs a
-tenant's share over all replicas, which no engine core knows. It admits more calls than fit into a
-batch, so the engine's own policy still chooses among the admitted calls, and preempts them.
+This queue is in front of the engines and not in their schedulers, because it needs a tenant's share
+over all replicas, which no engine core knows. It dispatches more calls than fit into a batch, so
+the engine's own policy still chooses among the dispatched calls, and preempts them. Which programs
+may use the KV cache is decided later, by the admission of each engine (`agentrt.scheduler`).
 """
 
 from __future__ import annotations
@@ -25,8 +26,9 @@ from agentrt.serving.tenants.limits import Tenants
 from agentrt.steady import EARLY_S
 
 IS_BATCH: ContextVar[bool] = ContextVar("agentrt_is_batch", default=False)
-"""Whether the current task makes calls for a batch of OpenAI's API. Such calls are admitted after
-all other waiting calls of the same tenant, unless they have waited for `fair.STARVATION_S` seconds.
+"""Whether the current task makes calls for a batch of OpenAI's API. Such calls are dispatched
+after all other waiting calls of the same tenant, unless they have waited for `fair.STARVATION_S`
+seconds.
 """
 _BATCH = 16
 _OUTPUT_WEIGHT = 2.0
@@ -34,8 +36,8 @@ _OUTPUT_WEIGHT = 2.0
 _EXPECTED_OUTPUT = 128
 
 
-class AdmissionController(ForwardingExecutor):
-    """An `Executor` that admits calls to another executor by their tenants' shares.
+class FairSharing(ForwardingExecutor):
+    """An `Executor` that dispatches calls to another executor by their tenants' shares.
 
     With ``is_shared`` off, calls are queued only if their tenant has a limit of concurrency or of
     tokens per minute. With ``isolate``, the prefix cache is salted with the tenant's name, so that
@@ -94,13 +96,13 @@ class AdmissionController(ForwardingExecutor):
         finally:
             self._queue.settle(ticket, used)
             self._tenants.charge(ticket.tenant, tokens)
-            self._admit()
+            self._dispatch()
 
     async def snapshot(self) -> Mapping[str, Any]:
         return {**await self.inner.snapshot(), "tenants": self._queue.counts()}
 
     async def _entered(self, call: Call, prompt: int) -> tuple[Ticket, float]:
-        """Wait until a call is admitted. Return the call's ticket, and the seconds that the call
+        """Wait until a call may be dispatched. Return the call's ticket, and the seconds that it
         waited.
         """
         cost = prompt + _OUTPUT_WEIGHT * min(call.spec.max_tokens, _EXPECTED_OUTPUT)
@@ -109,7 +111,7 @@ class AdmissionController(ForwardingExecutor):
             rank = math.inf
         ticket = self._queue.push(call.identity.tenant, rank, cost, self._clock())
         entered = self._waiting[ticket.number] = asyncio.get_running_loop().create_future()
-        self._admit()
+        self._dispatch()
         if entered.done():
             return ticket, 0.0
         try:
@@ -122,12 +124,12 @@ class AdmissionController(ForwardingExecutor):
     def _give_up(self, ticket: Ticket) -> None:
         if self._waiting.pop(ticket.number, None) is not None:
             self._queue.drop(ticket)
-        else:  # the call was admitted in the same moment as it was cancelled
+        else:  # the call was dispatched in the same moment as it was cancelled
             self._queue.settle(ticket, 0.0)
-        self._admit()
+        self._dispatch()
 
-    def _admit(self) -> None:
-        """Admit the calls for which there is room now."""
+    def _dispatch(self) -> None:
+        """Dispatch the calls for which there is room now."""
         while self._waiting and (ticket := self._queue.pop(self._clock())) is not None:
             entered = self._waiting.pop(ticket.number)
             if not entered.done():
@@ -135,15 +137,15 @@ class AdmissionController(ForwardingExecutor):
         # Calls may wait only because another tenant made a call a short time ago.
         if self._waiting and self._again is None:
             later = asyncio.get_running_loop().call_later
-            self._again = later(RECENT_S + EARLY_S, self._admit_again)
+            self._again = later(RECENT_S + EARLY_S, self._dispatch_again)
 
-    def _admit_again(self) -> None:
+    def _dispatch_again(self) -> None:
         self._again = None
-        self._admit()
+        self._dispatch()
 
 
 def _delayed(reply: Reply, waited_s: float) -> Reply:
-    """Return a call's reply with the wait for admission added to its report."""
+    """Return a call's reply with the wait for the tenant's turn added to its report."""
     if not waited_s:
         return reply
     report = replace(reply.report, waiting_s=reply.report.waiting_s + waited_s)
