@@ -205,7 +205,7 @@ class Steps(Backend):
             row.program_id, row.type, self.now, tenant=row.tenant, session=row.session
         )
         program.size_hint = row.size_hint
-        table.catch_up(program, row.service_s, row.path_s, row.waiting_s)
+        program.catch_up(row.service_s, row.path_s, row.waiting_s)
         return program
 
     def _route(self, live: LiveProgram, index: int) -> int:

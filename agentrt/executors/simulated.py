@@ -145,7 +145,7 @@ class SimulatedEngine(Executor):
             session=identity.session,
         )
         row.size_hint = identity.size_hint if row.size_hint is None else row.size_hint
-        table.catch_up(row, identity.service_s, identity.program_path_s, identity.waiting_s)
+        row.catch_up(identity.service_s, identity.program_path_s, identity.waiting_s)
         queued = QueuedCall(
             call.call_id, row, _CallWork(words), identity.path_s, now, node=identity.node
         )

@@ -270,7 +270,7 @@ class SchedulerCore:
                 ended = self.table.end_program(totals.program_id)
                 if ended is None:
                     return
-                self.table.catch_up(ended, totals.service_s)
+                ended.catch_up(totals.service_s)
                 if not ended.service_s:  # the program never ran, so there is nothing to learn
                     self._forget(ended, now)
                     return

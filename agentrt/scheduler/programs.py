@@ -18,10 +18,6 @@ class ProgramStats:
     started_at: float = 0.0
     service_s: float = 0.0
     """The service of the program's ended calls (PLAS, Agentix Eq. 1)."""
-    attained_s: float = 0.0
-    """The service of completed and running calls in this engine, and the service in other engines
-    that was reported to this engine.
-    """
     path_s: float = 0.0
     """The longest path of service seen so far (the scalar of ATLAS, Agentix Alg. 1)."""
     waiting_s: float = 0.0

@@ -38,6 +38,10 @@ class EngineProgram(ProgramStats):
     """The program's waiting and running calls in this engine."""
     cached: CachedBlocks | None = None
     """The program's blocks in the prefix cache."""
+    attained_s: float = 0.0
+    """The program's attained service: that of ended and running calls in this engine, and that of
+    calls in other engines as far as the runtime has reported it (`catch_up`).
+    """
 
     # -- admission -------------------------------------------------------------------------
     resident: bool = False
@@ -74,6 +78,15 @@ class EngineProgram(ProgramStats):
     """The time at which the program's last call with output ended; None before the end of the first
     such call, and after the cache was emptied.
     """
+
+    def catch_up(self, service_s: float, path_s: float = 0.0, waiting_s: float = 0.0) -> None:
+        """Raise the program's values to those of the runtime, so that service in other engines
+        counts, too.
+        """
+        self.service_s = max(self.service_s, service_s)
+        self.attained_s = max(self.attained_s, service_s)
+        self.path_s = max(self.path_s, path_s)
+        self.waiting_s = max(self.waiting_s, waiting_s)
 
     def start_over(self) -> None:
         """Reset the state that depends on an engine's settings. The program must have no call."""

@@ -21,8 +21,8 @@ the engine core to the runtime and back. The modules are relative to `agentrt`:
    (`executors.vllm.calls`) puts into vLLM's request.
 4. The call may arrive in another engine core than the program's last call. There,
    `ProgramScheduler._call_arrived` raises the values of the row in the core's table to those of the
-   `Identity` (`catch_up`). Then `SchedulerCore.handle` gets a `CallArrived`, and the policy ranks
-   the call.
+   `Identity` (`EngineProgram.catch_up`). Then `SchedulerCore.handle` gets a `CallArrived`, and the
+   policy ranks the call.
 """
 
 from __future__ import annotations
@@ -197,17 +197,6 @@ class ProcessTable(Generic[ProgramT]):
             row.events += by
         else:
             row.tools += by
-
-    def catch_up(
-        self, row: ProgramT, service_s: float, path_s: float = 0.0, waiting_s: float = 0.0
-    ) -> None:
-        """Raise a row's values to the values of another table, so that service in other engines
-        counts, too.
-        """
-        row.service_s = max(row.service_s, service_s)
-        row.attained_s = max(row.attained_s, service_s)
-        row.path_s = max(row.path_s, path_s)
-        row.waiting_s = max(row.waiting_s, waiting_s)
 
     def stale(self, now: float, stale_after_s: float, *, in_tools: bool = False) -> list[ProgramT]:
         """Return the rows that have no active call and had no event for ``stale_after_s`` seconds.

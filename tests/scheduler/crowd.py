@@ -137,7 +137,7 @@ class Crowd:
         self.now += STEP_S
         kind = f"type-{self._rng.randrange(TYPES)}"
         row = self.table.start_program(self._name("p"), kind, self.now)
-        self.table.catch_up(row, *self._draw_past())
+        row.catch_up(*self._draw_past())
         self._emit(row, *self._draw_call())
 
     def _draw_past(self) -> tuple[float, float, float]:

@@ -81,7 +81,7 @@ def order_by_paths(policy: str, *past: float) -> list[float]:
         harness.live(f"past{index}", seconds, "another")
     for path_s in PATHS:
         row = harness.table.start_program(f"{path_s}", "t", harness.now)
-        harness.table.catch_up(row, path_s, path_s, 0.0)
+        row.catch_up(path_s, path_s, 0.0)
         harness.call(f"{path_s}")
         harness.now += 1.0
     return [float(name) for name in harness.order()]

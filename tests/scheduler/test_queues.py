@@ -49,7 +49,7 @@ class Harness:
         self, call_id: str, program: str, now: float = 0, service: float = 0, waited: float = 0
     ) -> QueuedCall:
         row = self.table.get(program) or self.table.start_program(program, "t", now)
-        self.table.catch_up(row, service, service, waited)
+        row.catch_up(service, service, waited)
         call = QueuedCall(call_id, row, call_id, None, now)
         self.core.handle(CallArrived(call, now))
         self.core.queue.put(call)

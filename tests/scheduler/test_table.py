@@ -48,17 +48,17 @@ def test_a_program_is_live_once() -> None:
 
 
 def test_service_in_other_tables_counts() -> None:
-    """1. The values of another table raise every sum. 2. They never lower a sum."""
+    """1. The values of the runtime raise every sum. 2. They never lower a sum."""
     table = ProcessTable(EngineProgram)
     row = table.start_program("p", "t", now=0)
-    table.catch_up(row, 2)
+    row.catch_up(2)
     assert (row.service_s, row.attained_s, row.path_s, row.waiting_s) == (2, 2, 0, 0)
-    table.catch_up(row, 5, 4, 3)
+    row.catch_up(5, 4, 3)
     assert (row.service_s, row.attained_s, row.path_s, row.waiting_s) == (5, 5, 4, 3)
     row.attained_s = 9
-    table.catch_up(row, 1, 1, 1)
-    table.catch_up(row, 1)
-    table.catch_up(row, 6, 4, 3)
+    row.catch_up(1, 1, 1)
+    row.catch_up(1)
+    row.catch_up(6, 4, 3)
     assert (row.service_s, row.attained_s, row.path_s, row.waiting_s) == (6, 9, 4, 3)
 
 

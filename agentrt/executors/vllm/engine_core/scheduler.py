@@ -377,7 +377,7 @@ class ProgramScheduler(AsyncScheduler):
         row = self.table.get(identity.program_id) or self._start_program(identity, now)
         if row.size_hint is None:
             row.size_hint = identity.size_hint
-        self.table.catch_up(row, identity.service_s, identity.program_path_s, identity.waiting_s)
+        row.catch_up(identity.service_s, identity.program_path_s, identity.waiting_s)
         call = QueuedCall(
             request.request_id,
             row,
