@@ -28,7 +28,7 @@ from agentrt.files import read_json, replacing
 from agentrt.scheduler.learned import Learned
 from agentrt.scheduler.learned.durations import LONGEST_S, Durations
 from agentrt.scheduler.learned.means import WINDOW, Mean
-from agentrt.scheduler.learned.program_types import Usual
+from agentrt.scheduler.learned.program_types import TypeStats
 from agentrt.scheduler.policies import Policy
 from agentrt.scheduler.table import ProgramTotals
 
@@ -68,7 +68,7 @@ class _DurationsRow(NamedTuple):
     well: Annotated[float, Field(ge=0.0, le=1.0)]
 
 
-class _UsualRow(NamedTuple):
+class _TypeRow(NamedTuple):
     """Typical values of the calls of one program type: each mean's name, samples and value."""
 
     tenant: str
@@ -81,7 +81,8 @@ class _Content(BaseModel):
 
     service: list[_DurationsRow]
     gaps: list[_DurationsRow]
-    usual: list[_UsualRow] = []
+    usual: list[_TypeRow] = []
+    """The means of `TypeStats`, under the name that they have in the files."""
 
 
 class HistoryFile:
@@ -204,7 +205,7 @@ def saved(learned: Learned) -> Values:
     values: Values = {"version": VERSION, "service": service, "gaps": gaps}
     usual = [
         [*kind, means]
-        for kind, known in learned.usuals()
+        for kind, known in learned.types()
         if _is_text(*kind) and (means := _known(known))
     ]
     return {**values, "usual": usual} if usual else values
@@ -217,13 +218,13 @@ def _is_text(*names: str) -> bool:
     return False
 
 
-def _means(usual: Usual) -> dict[str, Mean]:
-    every = {field.name: getattr(usual, field.name) for field in fields(usual)}
+def _means(stats: TypeStats) -> dict[str, Mean]:
+    every = {field.name: getattr(stats, field.name) for field in fields(stats)}
     return {name: mean for name, mean in every.items() if isinstance(mean, Mean)}
 
 
-def _known(usual: Usual) -> dict[str, list[float]]:
-    return {name: _saved_mean(name, mean) for name, mean in _means(usual).items() if mean.n}
+def _known(stats: TypeStats) -> dict[str, list[float]]:
+    return {name: _saved_mean(name, mean) for name, mean in _means(stats).items() if mean.n}
 
 
 _BOUNDS = {"left_s": (0.0, LONGEST_S), "well": (0.0, 1.0)}
@@ -261,7 +262,7 @@ def load(learned: Learned, values: object) -> None:
         field = ".".join(map(str, first["loc"])) or "the whole content"
         raise ConfigError(f"this is not a history of programs: {field}: {first['msg']}") from error
     learned.service, learned.gaps = _durations(content.service), _durations(content.gaps)
-    _take_usual(learned, content.usual)
+    _take_types(learned, content.usual)
 
 
 def _durations(rows: list[_DurationsRow]) -> Durations:
@@ -272,17 +273,17 @@ def _durations(rows: list[_DurationsRow]) -> Durations:
     return durations
 
 
-def _take_usual(learned: Learned, rows: list[_UsualRow]) -> None:
+def _take_types(learned: Learned, rows: list[_TypeRow]) -> None:
     """Replace the means of all program types. The other fields of the program types stay as they
     are, because they describe the present state.
     """
-    for _, usual in learned.usuals():
-        for name in _means(usual):
-            setattr(usual, name, Mean())
+    for _, stats in learned.types():
+        for name in _means(stats):
+            setattr(stats, name, Mean())
     for row in rows:
-        usual = learned.usual((row.tenant, row.type))
-        for name in _means(usual).keys() & row.means.keys():
-            setattr(usual, name, Mean(*row.means[name]))
+        stats = learned.of_type((row.tenant, row.type))
+        for name in _means(stats).keys() & row.means.keys():
+            setattr(stats, name, Mean(*row.means[name]))
 
 
 def merged(base: Mapping[str, Any], ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> Values:

@@ -99,7 +99,7 @@ class BlockOwners(Part):
             blocks.gap, blocks.since = BETWEEN, now
             if self._learned is not None:
                 kind = blocks.tenant, blocks.type
-                blocks.silence = self._learned.usual(kind).silences.begin(now)
+                blocks.silence = self._learned.of_type(kind).silences.begin(now)
         self.changed(blocks)
 
     def interrupt_started(self, program: EngineProgram, kind: str, name: str, now: float) -> None:

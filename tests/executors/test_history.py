@@ -52,15 +52,15 @@ def test_what_calls_are_like_survives_json() -> None:
     learned, other = Learned(), Learned()
     for tokens in (10, 20, 30):
         learned.call_ended(("acme", "agent"), tokens)
-    learned.usual(("acme", "agent")).turn_s.add(2.5)
-    learned.usual(("acme", "unknown"))
-    other.usual(("acme", "other")).output.add(7.0)
+    learned.of_type(("acme", "agent")).turn_s.add(2.5)
+    learned.of_type(("acme", "unknown"))
+    other.of_type(("acme", "other")).output.add(7.0)
     load(other, json.loads(json.dumps(saved(learned))))
     assert saved(other) == saved(learned)
     assert len(saved(learned)["usual"]) == 1
-    usual = other.usual(("acme", "agent"))
+    usual = other.of_type(("acme", "agent"))
     assert (usual.output.n, usual.output.value, usual.turn_s.value) == (3.0, 20.0, 2.5)
-    assert other.usual(("acme", "other")).output.n == 0.0, "what was known before is replaced"
+    assert other.of_type(("acme", "other")).output.n == 0.0, "what was known before is replaced"
 
 
 @given(st.lists(st.floats(), min_size=1, max_size=5), st.lists(st.floats(-9.0, 9.0), min_size=1))
@@ -72,8 +72,8 @@ def test_whatever_was_measured_what_is_saved_can_be_read(
     """
     learned = Learned()
     for values, mean in (
-        (odd, learned.usual(("acme", "odd")).grown),
-        (usual, learned.usual(("acme", "agent")).turn_s),
+        (odd, learned.of_type(("acme", "odd")).grown),
+        (usual, learned.of_type(("acme", "agent")).turn_s),
     ):
         for value in values:
             mean.add(value)

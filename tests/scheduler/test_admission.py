@@ -128,7 +128,7 @@ def test_all_programs_admitted_together_are_named() -> None:
 def test_a_program_that_waits_for_a_tool_claims_its_context_beside_its_types_prefix() -> None:
     for blocks, fits in ((70, True), (72, False)):
         engine = Counted()
-        engine.learned.usual(KIND).shared.add(10 * BLOCK)
+        engine.learned.of_type(KIND).shared.add(10 * BLOCK)
         call = engine.wants("a", 40)
         engine.step()
         engine.end(call, output=0)
@@ -194,7 +194,7 @@ def test_an_idle_engine_admits_the_first_program_of_any_size() -> None:
 
 def test_the_first_program_claims_a_shared_prefix_and_the_last_releases_it() -> None:
     engine = Counted(slots=4)
-    engine.learned.usual(KIND).shared.add(10 * BLOCK)
+    engine.learned.of_type(KIND).shared.add(10 * BLOCK)
     calls = {name: engine.wants(name, 31) for name in "abcd"}
     engine.step()
     claimed = [engine.working.claimed]
@@ -210,7 +210,7 @@ def test_the_first_program_claims_a_shared_prefix_and_the_last_releases_it() -> 
 @pytest.mark.parametrize(("there", "fits"), [(69, True), (70, False)])
 def test_a_program_needs_room_for_an_uncached_prefix_of_its_type(there: int, fits: bool) -> None:
     engine = Counted(slots=1)
-    engine.learned.usual(KIND).shared.add(10 * BLOCK)
+    engine.learned.of_type(KIND).shared.add(10 * BLOCK)
     engine.wants("u", there, "u")
     engine.step()
     engine.wants("a", 31)
@@ -221,7 +221,7 @@ def test_a_program_needs_room_for_an_uncached_prefix_of_its_type(there: int, fit
 @pytest.mark.parametrize(("blocks", "fits"), [(58, True), (59, False)])
 def test_a_program_needs_no_room_for_a_cached_prefix(blocks: int, fits: bool) -> None:
     engine = Counted()
-    engine.learned.usual(KIND).shared.add(10 * BLOCK)
+    engine.learned.of_type(KIND).shared.add(10 * BLOCK)
     for name, size in (("a", 31), ("b", 31), ("c", blocks)):
         engine.wants(name, size)
     engine.let_in(2)
@@ -239,12 +239,12 @@ def test_a_prefix_is_learned_only_from_first_calls() -> None:
     engine.wants("b", 2)
     engine.wants("b", 2)
     engine.step()
-    assert engine.learned.usual(KIND).shared.value == 0
+    assert engine.learned.of_type(KIND).shared.value == 0
     engine.contexts["c"] = 64
     engine.arrive("c", 80, fresh=True)
     engine.arrive("d", 80, fresh=True)  # what others had there may have been evicted
     engine.step()
-    assert engine.learned.usual(KIND).shared.value == 64
+    assert engine.learned.of_type(KIND).shared.value == 64
 
 
 @pytest.mark.parametrize("what", ["ended", "outside", "member"])
@@ -264,7 +264,7 @@ def test_a_program_keeps_the_prefix_known_at_its_start(what: str) -> None:
         assert engine.inside() == {"b"}
     elif what == "member":
         engine.core.handle(CallFinished(engine.core.calls[first], engine.now))
-    engine.learned.usual(KIND).shared.add(10 * BLOCK)
+    engine.learned.of_type(KIND).shared.add(10 * BLOCK)
     engine.wants("a", 20)
     assert row.shared_tokens == 0
 
@@ -287,10 +287,10 @@ def test_a_type_with_parallel_calls_branches() -> None:
     engine = Admitting("memory")
     engine.arrive("a", 16)
     engine.arrive("b", 16, "u")
-    assert not engine.learned.usual(KIND).branches
+    assert not engine.learned.of_type(KIND).branches
     engine.arrive("a", 16)
-    assert engine.learned.usual(KIND).branches
-    assert not engine.learned.usual(("default", "u")).branches
+    assert engine.learned.of_type(KIND).branches
+    assert not engine.learned.of_type(("default", "u")).branches
 
 
 def test_the_time_of_a_token_is_learned_from_steps() -> None:
@@ -385,7 +385,7 @@ def test_a_program_is_admitted_after_waiting_for_the_target() -> None:
 def branching(engine: Counted, *, branches: bool = True, type: str = "u") -> None:
     """Programs of this type have branches, or not."""
     for _ in range(4):
-        engine.learned.usual(("default", type)).beside.add(branches)
+        engine.learned.of_type(("default", type)).beside.add(branches)
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,7 @@ class Clients(Counted):
 
     def teach_silence(self, count: int = 200) -> None:
         """Programs return at once, or never: one in four."""
-        silences = self.learned.usual(KIND).silences
+        silences = self.learned.of_type(KIND).silences
         for number in range(count):
             silence = silences.begin(self.now)
             if number % 4:
@@ -132,10 +132,10 @@ def test_room_for_calls_that_absent_members_may_make_keeps_no_slot_empty() -> No
     engine = Clients()
     for number in range(12):
         engine.converse(f"silent{number}", 2, 0.0)
-    usual = engine.learned.usual(KIND)
+    stats = engine.learned.of_type(KIND)
     for _ in range(200):
-        usual.grown.add(5 * BLOCK)
-        usual.turn_s.add(0.1)
+        stats.grown.add(5 * BLOCK)
+        stats.turn_s.add(0.1)
     for number in range(12):
         engine.end(engine.wants(f"silent{number}", 2), output=0)
     assert engine.working.claimed > 100
@@ -149,7 +149,7 @@ def test_room_for_calls_that_absent_members_may_make_keeps_no_slot_empty() -> No
 def test_the_first_program_that_outlasts_all_silences_keeps_no_slot_empty() -> None:
     """Clients never report an end. All silences so far ended with a call, within 10 ms."""
     engine = Clients()
-    silences = engine.learned.usual(KIND).silences
+    silences = engine.learned.of_type(KIND).silences
     for _ in range(200):
         silences.begin(engine.now).end(engine.now + 0.01, returned=True)
     engine.converse("silent", 60, 0.5)

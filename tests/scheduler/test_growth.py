@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from agentrt.scheduler.events import CallPreempted
 from agentrt.scheduler.learned.means import Mean
-from agentrt.scheduler.learned.program_types import Usual
+from agentrt.scheduler.learned.program_types import TypeStats
 from tests.scheduler.admitting import BLOCK, KIND, WORTH_S, Admitting, Counted
 
 
@@ -24,36 +24,36 @@ def test_a_chain_claims_its_growth_while_holding_room_pays(
 ) -> None:
     """2 blocks with each turn; the whole cache takes `WORTH_S` to compute."""
     engine = Counted()
-    engine.learned.usual(KIND).beside.add(beside)
-    engine.learned.usual(KIND).grown.add(2 * BLOCK)
-    engine.learned.usual(KIND).turn_s.add(turn_s * WORTH_S)
+    engine.learned.of_type(KIND).beside.add(beside)
+    engine.learned.of_type(KIND).grown.add(2 * BLOCK)
+    engine.learned.of_type(KIND).turn_s.add(turn_s * WORTH_S)
     engine.wants("a", 10)
     engine.let_in()
     assert engine.working.claimed == 9 + grown + 1
 
 
-def known(calls: Iterable[int]) -> Usual:
+def known(calls: Iterable[int]) -> TypeStats:
     """Programs of the type made so many calls. Each turn takes a second and adds 100 tokens."""
-    usual = Usual()
+    stats = TypeStats()
     for number in calls:
-        usual.calls.add(number)
-        usual.calls_squared.add(number * number)
-    usual.grown.add(100)
-    usual.turn_s.add(1.0)
-    return usual
+        stats.calls.add(number)
+        stats.calls_squared.add(number * number)
+    stats.grown.add(100)
+    stats.turn_s.add(1.0)
+    return stats
 
 
 def test_programs_that_are_alike_grow_until_their_last_call() -> None:
-    usual = known([40] * 256)
-    growth = [usual.growth(100 * calls, calls, 8.0) for calls in (0, 10, 20, 60)]
+    stats = known([40] * 256)
+    growth = [stats.growth(100 * calls, calls, 8.0) for calls in (0, 10, 20, 60)]
     assert growth[:3] == [pytest.approx(800, rel=0.05)] * 3
     assert growth[3] == 0, "it should have ended by now"
 
 
 def test_programs_that_end_at_any_time_grow_less_the_more_they_have() -> None:
     draw = random.Random(0)
-    usual = known(1 + int(draw.expovariate(1 / 20)) for _ in range(256))
-    growth = [usual.growth(context, 10, 8.0) for context in (0, 500, 1000, 2000, 4000)]
+    stats = known(1 + int(draw.expovariate(1 / 20)) for _ in range(256))
+    growth = [stats.growth(context, 10, 8.0) for context in (0, 500, 1000, 2000, 4000)]
     assert growth == sorted(growth, reverse=True)
     assert growth[0] == pytest.approx(800 * math.exp(-8 / 20), rel=0.15)
     assert growth[-1] == 0, "what ends now would free more than what goes on would add"
@@ -61,8 +61,8 @@ def test_programs_that_end_at_any_time_grow_less_the_more_they_have() -> None:
 
 def test_a_context_that_grows_and_then_ends_claims_its_largest_size() -> None:
     """Half of the period is expected to add more than the whole, in which most programs end."""
-    usual = known([10] * 256)
-    assert usual.growth(0, 0, 16.0) == usual.growth(0, 0, 8.0) > 500
+    stats = known([10] * 256)
+    assert stats.growth(0, 0, 16.0) == stats.growth(0, 0, 8.0) > 500
 
 
 @pytest.mark.parametrize("calls", [[1], [1] * 256, [10**6] * 3, [0]])
@@ -75,21 +75,21 @@ def test_growth_is_never_negative_and_never_more_than_what_the_turns_add(
 
 
 def test_what_an_older_history_does_not_have_leaves_the_chance_of_an_end_constant() -> None:
-    usual = known([])
-    usual.calls = Mean(256.0, 20.0)
-    assert usual.growth(0, 5, 8.0) == usual.growth(0, 50, 8.0) == int(800 * math.exp(-8 / 20))
+    stats = known([])
+    stats.calls = Mean(256.0, 20.0)
+    assert stats.growth(0, 5, 8.0) == stats.growth(0, 50, 8.0) == int(800 * math.exp(-8 / 20))
 
 
 def test_turns_that_last_count_before_they_end() -> None:
     """The first turn ended after a second. Three others have lasted for three seconds each."""
-    usual = known([])
-    turns = [usual.running.begin(0.0, 3.0) for _ in range(3)]
-    assert usual.growth(0, 0, 40.0) == 40 / (1 + 9) * 100
+    stats = known([])
+    turns = [stats.running.begin(0.0, 3.0) for _ in range(3)]
+    assert stats.growth(0, 0, 40.0) == 40 / (1 + 9) * 100
     turns.pop().end(3.0)
-    assert usual.growth(0, 0, 42.0) == 42 / (1 + 6) * 100
+    assert stats.growth(0, 0, 42.0) == 42 / (1 + 6) * 100
     for turn in turns:
         turn.end(9.0)
-    assert usual.growth(0, 0, 42.0) == 4200
+    assert stats.growth(0, 0, 42.0) == 4200
 
 
 def test_turns_do_not_seem_longer_the_more_of_them_run_at_the_same_time() -> None:
@@ -97,20 +97,20 @@ def test_turns_do_not_seem_longer_the_more_of_them_run_at_the_same_time() -> Non
     the next call, and one of the call.
     """
     engine = Admitting("memory", blocks=100_000, slots=128)
-    usual = engine.learned.usual(KIND)
+    stats = engine.learned.of_type(KIND)
     for second in range(40):
         group = second % 2
         began = [engine.arrive(f"{group}-{number}", BLOCK) for number in range(128)]
         engine.step(1.0)
-        growth = usual.growth(0, 0, 8.0)
+        growth = stats.growth(0, 0, 8.0)
         for call in began:
             engine.end(call, output=BLOCK)
-    assert growth == pytest.approx(4 * usual.grown.value, rel=0.03)
+    assert growth == pytest.approx(4 * stats.grown.value, rel=0.03)
 
 
 def test_a_turn_ends_with_its_call_or_with_its_preemption() -> None:
     engine = Counted()
-    running = engine.learned.usual(KIND).running
+    running = engine.learned.of_type(KIND).running
     first = engine.wants("a", 10)
     engine.step(1.0)
     engine.end(first, output=BLOCK)
@@ -133,11 +133,11 @@ def test_a_chain_of_a_type_that_never_ended_may_end() -> None:
     1/17.
     """
     engine = Counted()
-    usual = engine.learned.usual(KIND)
+    stats = engine.learned.of_type(KIND)
     for _ in range(30):
-        usual.silences.begin(0.0).end(0.1, returned=True)
-    usual.grown.add(2 * BLOCK)
-    usual.turn_s.add(0.5 * WORTH_S)
+        stats.silences.begin(0.0).end(0.1, returned=True)
+    stats.grown.add(2 * BLOCK)
+    stats.turn_s.add(0.5 * WORTH_S)
     engine.wants("a", 10)
     engine.let_in()
     assert engine.working.claimed == 9 + 3 + 1
@@ -148,15 +148,15 @@ def test_the_growth_of_contexts_is_learned_between_the_ends_of_calls() -> None:
     call = engine.wants("a", 10)
     engine.step(3.0)
     engine.end(call, output=BLOCK)
-    assert engine.learned.usual(KIND).growth(0, 0, 8.0) == 0, "nothing went on from anything yet"
+    assert engine.learned.of_type(KIND).growth(0, 0, 8.0) == 0, "nothing went on from anything yet"
     engine.now += 2.0
     call = engine.arrive("a", 2 * BLOCK)
     engine.now += 7.0  # it waits for a slot, which is no part of its turn
     engine.step(2.0)
     engine.end(call, output=BLOCK)
-    assert engine.learned.usual(KIND).growth(0, 0, 8.0) == 6 * BLOCK
+    assert engine.learned.of_type(KIND).growth(0, 0, 8.0) == 6 * BLOCK
     engine.end_program("a")
-    assert engine.learned.usual(KIND).growth(0, 2, 8.0) < 3 * BLOCK, "it ended after two calls"
+    assert engine.learned.of_type(KIND).growth(0, 2, 8.0) < 3 * BLOCK, "it ended after two calls"
 
 
 def test_a_program_that_ends_before_its_last_call_counts_once() -> None:
@@ -168,6 +168,6 @@ def test_a_program_that_ends_before_its_last_call_counts_once() -> None:
     engine.step(1.0)
     engine.end_program("a")
     engine.end(last)
-    usual = engine.learned.usual(KIND)
-    assert (usual.calls.n, usual.calls.value) == (1, 2), "with the call that ended later"
-    assert (usual.calls_squared.n, usual.calls_squared.value) == (1, 4)
+    stats = engine.learned.of_type(KIND)
+    assert (stats.calls.n, stats.calls.value) == (1, 2), "with the call that ended later"
+    assert (stats.calls_squared.n, stats.calls_squared.value) == (1, 4)

@@ -130,7 +130,7 @@ def test_the_number_of_kinds_is_limited_and_the_longest_unseen_is_dropped_first(
         durations.learn((*KIND, name), 1.0)
         learned.call_ended(("t", name), 7)
     kept = [name for name in "abcd" if durations.at((*KIND, name), 0)]
-    assert kept == sorted(name for _, name in learned._usual) == ["a", "c", "d"]
+    assert kept == sorted(name for _, name in learned._types) == ["a", "c", "d"]
     assert [kind[2] for kind, age, _ in durations.entries() if age == 0] == ["c", "a", "d"]
 
 
@@ -249,7 +249,7 @@ def test_outputs_are_learned_by_type_and_over_all_types() -> None:
 def test_a_type_branches_if_more_than_a_quarter_of_its_calls_are_parallel() -> None:
     learned, found = Learned(), []
     for beside in (False, False, False, True, True):
-        learned.usual(KIND).beside.add(beside)
-        found.append(learned.usual(KIND).branches)
+        learned.of_type(KIND).beside.add(beside)
+        found.append(learned.of_type(KIND).branches)
     assert found == [False, False, False, False, True]
-    assert not learned.usual(("other", "agent")).branches
+    assert not learned.of_type(("other", "agent")).branches

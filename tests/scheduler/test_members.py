@@ -261,7 +261,7 @@ def test_the_context_of_a_preempted_first_call_counts(recomputed: int, stays: bo
 @pytest.mark.parametrize(("adds", "goes_on"), [(28, True), (33, False)])
 def test_a_shared_prefix_counts_for_programs_with_calls(adds: int, goes_on: bool) -> None:
     engine = Counted()
-    engine.learned.usual(KIND).shared.add(10 * BLOCK)
+    engine.learned.of_type(KIND).shared.add(10 * BLOCK)
     calls = {name: engine.wants(name, 40) for name in "ab"}
     engine.step()
     engine.end(calls["a"], output=0)
@@ -271,7 +271,7 @@ def test_a_shared_prefix_counts_for_programs_with_calls(adds: int, goes_on: bool
 
 def test_the_only_member_continues_in_a_full_cache() -> None:
     engine = Counted()
-    engine.learned.usual(KIND).shared.add(10 * BLOCK)
+    engine.learned.of_type(KIND).shared.add(10 * BLOCK)
     call = engine.wants("a", 120)
     engine.step()
     assert engine.working.claimed - held(engine.working) > 100
@@ -328,7 +328,7 @@ def test_the_oldest_stays_the_oldest_when_its_priority_changes() -> None:
 
 def test_a_restarted_row_is_like_a_new_row() -> None:
     engine = Counted()
-    engine.learned.usual(KIND).shared.add(10 * BLOCK)
+    engine.learned.of_type(KIND).shared.add(10 * BLOCK)
     call = engine.wants("a", 31)
     engine.working.admissions = OLDEST_EVERY - 1
     engine.step()

@@ -56,7 +56,7 @@ class Crowd(Admitting):
         kind = f"t{int(program[1:]) % 3}"
         learned, key = self.learned, ("default", kind)
         if program not in self.told:
-            self.told[program] = Told(kind, int(learned.usual(key).shared.value))
+            self.told[program] = Told(kind, int(learned.of_type(key).shared.value))
         tokens = self.rng.choice((20, 200, 900))
         adds, told = tokens + learned.output(key) // 2, self.told[program]
         told.context = max(told.context, self.contexts.get(program, 0))

@@ -168,8 +168,8 @@ async def open_server(
         engine, fronts = real, ()
     own_limits = limits_of or {}
     tenants = Tenants(asyncio.get_running_loop().time, limits or Limits(), lambda: own_limits)
-    shared = FairSharing(engine, tenants, is_shared=is_shared, isolate=isolate)
-    async with Runtime(shared, ask_human=None, model_names=(MODEL,)) as runtime:
+    sharing = FairSharing(engine, tenants, is_shared=is_shared, isolate=isolate)
+    async with Runtime(sharing, ask_human=None, model_names=(MODEL,)) as runtime:
         fronts = fronts or fronts_of(await runtime.frontend())
         server = Server(
             runtime,

@@ -123,10 +123,10 @@ class WorkingSet(Admission):
         program = call.program
         self._end_holds(now)  # an idle engine takes no steps, so it admits no programs
         self._no_longer_absent(program)
-        usual, beside = self.learned.usual(program.kind), len(program.queued) > 1
-        usual.beside.add(beside)
+        stats, beside = self.learned.of_type(program.kind), len(program.queued) > 1
+        stats.beside.add(beside)
         if not (program.finished_calls or program.resident or beside):
-            program.shared_tokens = int(usual.shared.value)
+            program.shared_tokens = int(stats.shared.value)
         program.context_tokens = max(program.context_tokens, call.known_tokens)
         call.holds = self._adds(call, max(call.beside_tokens, program.shared_tokens))
         call.adds = self._adds(call, call.known_tokens)
@@ -140,17 +140,17 @@ class WorkingSet(Admission):
         # The call may have waited in a queue of vLLM's own, which has no admission.
         self.join(program)
         if program.last_turn_at is not None and len(program.queued) == 1:
-            turns = self.learned.usual(program.kind).running
+            turns = self.learned.of_type(program.kind).running
             call.turn = turns.begin(program.last_turn_at + call.waited_s, now)
         if call.preemptions:
             return
         # A call without a cache hit says nothing about a shared prefix: the prefix may have been
         # evicted.
         if cached and not program.finished_calls and len(program.queued) == 1:
-            self.learned.usual(program.kind).shared.add(cached)
+            self.learned.of_type(program.kind).shared.add(cached)
             if not program.shared_tokens and cached > call.known_tokens:
                 # The program arrived before the prefix of its type was known.
-                usual_tokens = int(self.learned.usual(program.kind).shared.value)
+                usual_tokens = int(self.learned.of_type(program.kind).shared.value)
                 _, blocks = self._sharers.get(program.kind, (0, self.capacity.blocks))
                 self._share(program, min(cached, usual_tokens, blocks * self.capacity.block_size))
                 call.holds = self._adds(call, max(call.beside_tokens, program.shared_tokens))
@@ -171,9 +171,9 @@ class WorkingSet(Admission):
         self._end_turn(call, now)
         if tokens >= call.prompt_tokens:  # otherwise the call was cancelled before any output
             if program.last_turn_at is not None and not program.queued:
-                usual = self.learned.usual(program.kind)
-                usual.grown.add(max(tokens - program.context_tokens, 0))
-                usual.turn_ended(now - program.last_turn_at - call.waited_s)
+                stats = self.learned.of_type(program.kind)
+                stats.grown.add(max(tokens - program.context_tokens, 0))
+                stats.turn_ended(now - program.last_turn_at - call.waited_s)
             program.last_turn_at = now
         program.context_tokens = max(program.context_tokens, tokens)
         self._update_claim(program)
@@ -201,9 +201,9 @@ class WorkingSet(Admission):
     def program_ended(self, program: EngineProgram, now: float) -> None:
         self._full_at = None  # the program's calls that were not admitted need no room any more
         if program.service_s and not program.queued:  # otherwise called again when the calls end
-            usual, calls = self.learned.usual(program.kind), program.finished_calls
-            usual.calls.add(calls)
-            usual.calls_squared.add(calls * calls)
+            stats, calls = self.learned.of_type(program.kind), program.finished_calls
+            stats.calls.add(calls)
+            stats.calls_squared.add(calls * calls)
         self.expel(program)
 
     def cache_emptied(self, programs: Iterable[EngineProgram]) -> None:
@@ -381,7 +381,7 @@ class WorkingSet(Admission):
         short = self.claimed + needs - self.capacity.blocks
         ceding: list[EngineProgram] = []
         for resident in self.residents if over else self._branching:
-            if resident not in self._branching and not self.learned.usual(resident.kind).branches:
+            if resident not in self._branching and not self.learned.of_type(resident.kind).branches:
                 continue
             calls = resident.queued.values()
             if any(call.state is WAITING and candidate.key < call.key for call in calls):
@@ -406,8 +406,7 @@ class WorkingSet(Admission):
         """
         if len(self._kinds) > _CONSIDERED:
             return False
-        usual = self.learned.usual
-        return all(usual(kind).branches for kind in self._kinds)
+        return all(self.learned.of_type(kind).branches for kind in self._kinds)
 
     def _fills_batch(self, program: EngineProgram, running: int) -> bool:
         """Return whether a program is admitted even if it does not fit into the cache, because
@@ -418,7 +417,7 @@ class WorkingSet(Admission):
         needs its whole context again for each call, and would evict other programs each time.
         """
         few = running < _FILLED * self.capacity.slots
-        return few and self.learned.usual(program.kind).branches
+        return few and self.learned.of_type(program.kind).branches
 
     def _use_free_slot(self, program: EngineProgram, now: float, running: int) -> Admit | Keep:
         """Weigh the gain of using a free slot against the cost of the contexts that the program
@@ -601,9 +600,9 @@ class WorkingSet(Admission):
         tokens, growth = program.context_tokens - program.shared_tokens, 0
         if len(calls) <= 1:
             tokens += sum(call.adds for call in calls)
-            usual = self.learned.usual(program.kind)
-            seconds = self._compute_s(self.capacity.blocks) * (_OUTGROWN if usual.calls.n else 1.0)
-            growth = usual.growth(tokens, program.finished_calls, seconds)
+            stats = self.learned.of_type(program.kind)
+            seconds = self._compute_s(self.capacity.blocks) * (_OUTGROWN if stats.calls.n else 1.0)
+            growth = stats.growth(tokens, program.finished_calls, seconds)
         else:
             tokens = max(tokens, sum(call.holds for call in calls))
         without = min(self._blocks(max(tokens, 0)) + len(calls), self.capacity.blocks)

@@ -30,7 +30,7 @@ from collections.abc import Iterator
 from agentrt.scheduler.learned.costs import StepCost
 from agentrt.scheduler.learned.durations import Durations
 from agentrt.scheduler.learned.means import Mean
-from agentrt.scheduler.learned.program_types import Usual
+from agentrt.scheduler.learned.program_types import TypeStats
 from agentrt.scheduler.limits import Recent
 
 
@@ -47,21 +47,21 @@ class Learned:
         self.calls = 0
         """The number of ended calls from which the engine has learned."""
         self._output, self._of_limit = Mean(), Mean()
-        self._usual: Recent[tuple[str, str], Usual] = Recent(Usual)
+        self._types: Recent[tuple[str, str], TypeStats] = Recent(TypeStats)
 
-    def usual(self, kind: tuple[str, str]) -> Usual:
+    def of_type(self, kind: tuple[str, str]) -> TypeStats:
         """Return the typical values of a tenant and type. The caller may add samples to them."""
-        return self._usual.of(kind)
+        return self._types.of(kind)
 
-    def usuals(self) -> Iterator[tuple[tuple[str, str], Usual]]:
+    def types(self) -> Iterator[tuple[tuple[str, str], TypeStats]]:
         """Yield each tenant and type with its typical values. The least recently used type comes
         first.
         """
-        yield from self._usual.items()
+        yield from self._types.items()
 
     def output(self, kind: tuple[str, str]) -> int:
         """Return the expected number of output tokens of a call of this tenant and type."""
-        return int(self._usual.of(kind).output.refine(self._output.value))
+        return int(self._types.of(kind).output.refine(self._output.value))
 
     def output_within(self, kind: tuple[str, str], limit: int) -> float:
         """Return the expected number of output tokens of a call of this tenant and type. ``limit``
@@ -72,7 +72,7 @@ class Learned:
         its whole limit.
         """
         prior = limit * math.exp(self._of_limit.value) if limit else self._output.value
-        expected = self._usual.of(kind).output.refine(prior)
+        expected = self._types.of(kind).output.refine(prior)
         return min(expected, limit) if limit else expected
 
     def call_ended(self, kind: tuple[str, str], output_tokens: int, limit: int = 0) -> None:
@@ -83,4 +83,4 @@ class Learned:
             self._of_limit.add(math.log(output_tokens / limit))
         self.calls += 1
         self._output.add(output_tokens)
-        self._usual.of(kind).output.add(output_tokens)
+        self._types.of(kind).output.add(output_tokens)

@@ -20,7 +20,7 @@ the estimate stays finite for programs that are all alike.
 
 
 @dataclass(slots=True)
-class Usual:
+class TypeStats:
     """Typical values for the calls and programs of one type.
 
     For calls: the output tokens (``output``), the prompt tokens that all programs of the type share
