@@ -12,7 +12,6 @@ pure; all times are seconds.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from enum import IntEnum
 from typing import Any
 
 from agentrt.request.spans import (
@@ -32,8 +31,10 @@ Plain = list[Any]
 """A `Cause` or a `Span` as plain values, which can be sent to another process."""
 
 
-class NoteKind(IntEnum):
-    """The kind of a note: what happened to the call. In another process it is a plain number."""
+class NoteKind:
+    """The kinds of notes: what happened to the call. They are plain numbers, because notes are sent
+    to another process, and because looking up a member of an enumeration is slow.
+    """
 
     ARRIVED = 0
     ADMITTED = 1
@@ -59,7 +60,7 @@ further details, which are the arguments of the method of `_SpanMaker` for this 
 """
 
 
-def note(call: QueuedCall, kind: NoteKind, now: float, *details: Any) -> None:
+def note(call: QueuedCall, kind: int, now: float, *details: Any) -> None:
     """Add a note of an event to a call. ``details`` are the details of this kind of `Note`."""
     notes = call.notes
     notes.append((kind, now, call.level, call.program.attained_s, *details))

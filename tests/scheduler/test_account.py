@@ -32,9 +32,7 @@ class Life:
         self.call = QueuedCall("c", EngineProgram("p", "t"), None, None, 0.0)
         self.notes: list[tuple[Any, ...]] = []
 
-    def note(
-        self, kind: NoteKind, now: float, *more: Any, level: int = 0, had: float = 0.0
-    ) -> None:
+    def note(self, kind: int, now: float, *more: Any, level: int = 0, had: float = 0.0) -> None:
         self.call.level, self.call.program.attained_s = level, had
         self.notes.append((kind, now, level, had, *more))
         note(self.call, kind, now, *more)
