@@ -63,6 +63,33 @@ def test_what_calls_are_like_survives_json() -> None:
     assert other.of_type(("acme", "other")).output.n == 0.0, "what was known before is replaced"
 
 
+def test_every_statistic_of_an_existing_file_is_kept() -> None:
+    """The names and forms in the file stay, because files exist on users' machines."""
+    means = {
+        "output": [8.0, 52.5],
+        "shared": [3.0, 640.0],
+        "beside": [8.0, 0.125],
+        "calls": [2.0, 4.0],
+        "calls_squared": [2.0, 17.0],
+        "grown": [6.0, 210.5],
+        "turn_s": [6.0, 1.75],
+    }
+    file = {
+        "version": 3,
+        "service": [["acme", "agent", "", 0, 2.0, 6.5, 2.0, 1.0]],
+        "gaps": [["acme", "agent", "grep", 3, 4.0, 0.25, 5.0, 0.8]],
+        "usual": [["acme", "agent", means]],
+    }
+    learned = Learned()
+    load(learned, file)
+    assert saved(learned) == file
+    stats = learned.of_type(("acme", "agent"))
+    assert (stats.output.value, stats.calls_squared.n, stats.turn_s.value) == (52.5, 2.0, 1.75)
+    known = learned.gaps.at(("acme", "agent", "grep"), 3)
+    assert known is not None
+    assert (known.left_s.value, known.well.value) == (0.25, 0.8)
+
+
 @given(st.lists(st.floats(), min_size=1, max_size=5), st.lists(st.floats(-9.0, 9.0), min_size=1))
 def test_whatever_was_measured_what_is_saved_can_be_read(
     odd: list[float], usual: list[float]
