@@ -11,10 +11,11 @@ NEXT := 0.33.0
 NEXT_BIN := .venv-vllm-$(NEXT)/bin
 NEXT_INSTALLED := .venv-vllm-$(NEXT)/.installed-$(ACCELERATOR)
 CLIENTS := .clients/.installed
-# The tests of LangGraph's API, and the comparison with vLLM's own server, which makes the parts even.
-LANGGRAPH := tests/serving/langgraph tests/engine/test_differential.py
-# Those that share nothing with others: Ray's, those of whole commands and services, the chat page.
-APART := $(addprefix tests/engine/test_,ray.py bench_gpu.py stack.py cli_process.py script.py openai_server.py) tests/serving/chat
+# The tests of LangGraph's API, and those of the chat page, which makes the parts even. They start no
+# engine core, so that this group imports vLLM for no server of forks.
+LANGGRAPH := tests/serving/langgraph tests/serving/chat
+# Those that share nothing with others: Ray's, those of whole commands, services and servers.
+APART := $(addprefix tests/engine/test_,ray.py bench_gpu.py differential.py stack.py cli_process.py script.py openai_server.py)
 # Those with engines, which share one and start in two seconds where vLLM has been imported.
 ENGINES := tests/engine tests/techniques tests/contexts/test_real_engine.py tests/test_contexts_page.py tests/executors/transformers/test_contexts.py tests/benchmarks/test_techniques.py tests/journal/test_kill_real.py tests/benchmarks/test_memory.py
 # Those of tools, commands and records, which mostly wait for processes, and those of servers.
