@@ -50,6 +50,8 @@ from agentrt.serving.server import Server
 _LOG = logging.getLogger(__name__)
 _OK = 200
 _ERROR = b"event: error"
+_UNDER_WAY = ("queued", "in_progress")
+"""The statuses of a response that is still being generated."""
 _BEFORE = {RESPONSES: 2}
 """The number of stream events that vLLM sends before the model call has begun, by path."""
 _BATCH = 64
@@ -445,7 +447,7 @@ class Exchange:
             end,
             self._size,
         )
-        is_whole = self._answer.response.get("status") not in ("queued", "in_progress")
+        is_whole = self._answer.response.get("status") not in _UNDER_WAY
         self.store.finish(self.tenant, finished, self.before, keeps=is_whole)
 
     # -- responses in the background ---------------------------------------------------
@@ -470,24 +472,33 @@ class Exchange:
         handler = app.state.openai_serving_responses
         task: asyncio.Task[Any] | None = handler.background_tasks.get(self._answer.id)
         if task is None:
+            self._read_stored()
             return False
         self.server.under_way.add(task)
 
         def ended(done: asyncio.Task[Any]) -> None:
             self.server.under_way.discard(done)
             self._caller.end_deadline()
-            kept = self.store.get(self.tenant, self._answer.id)
-            response = None if kept is None else kept.objects.get("response")
-            if response is not None:
-                whole = response.model_dump(mode="json", by_alias=True)
-                if self.edit is not None:
-                    whole = self.edit.response(whole)
-                self._answer.response = whole
-                self._answer.replies = [list(items(whole.get("output")))]
+            self._read_stored()
             self._leave()
 
         task.add_done_callback(ended)
         return True
+
+    def _read_stored(self) -> None:
+        """Read the response that vLLM has stored, if the client's answer has no end: it was sent
+        before the response ended, or is a stream that a cancellation or a disconnect cut off.
+        """
+        if self._answer.response.get("status") not in _UNDER_WAY:
+            return
+        kept = self.store.get(self.tenant, self._answer.id)
+        response = None if kept is None else kept.objects.get("response")
+        if response is not None:
+            whole = response.model_dump(mode="json", by_alias=True)
+            if self.edit is not None:
+                whole = self.edit.response(whole)
+            self._answer.response = whole
+            self._answer.replies = [list(items(whole.get("output")))]
 
 
 # -- refusals in the words that an API's clients know --------------------------------------

@@ -225,6 +225,9 @@ async def test_the_events_of_a_background_response_end() -> None:
             await local.engine.began.wait()
             await local.client.post(f"{RESPONSES}/{name}/cancel", json={})
             assert "response.completed" not in [line async for line in lines]
+        at = f"{RESPONSES}/{name}"
+        assert (await local.client.get(at)).json()["status"] == "cancelled"
+        assert (await local.client.post(f"{at}/cancel", json={})).json()["status"] == "cancelled"
         local.engine.go.set()
         whole = await local.client.post(RESPONSES, json=body)
         events = [json.loads(line[5:]) for line in whole.text.splitlines() if line[:5] == "data:"]
