@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from langgraph_sdk import Auth
 
     from agentrt.serving.frontend.dispatch import FrontendApp
+
+_CHAT_PAGE = "/chat/"
 
 
 def load_apis(projects: Sequence[Path] = ()) -> list[Api]:
@@ -71,7 +74,7 @@ async def opened_app(
     Requests to paths that no API has go to ``rest``.
     """
     app = FastAPI(title="agentrt", version=__version__, docs_url=None, redoc_url=None)
-    app.add_exception_handler(HTTPException, _http_error)
+    app.add_exception_handler(HTTPException, partial(_http_error, rest))
     app.add_exception_handler(Exception, _internal_error)
     server.frontend = rest
     async with AsyncExitStack() as stack:
@@ -88,10 +91,14 @@ async def _internal_error(request: Request, error: Exception) -> Response:
     return server_failed(request.url.path)
 
 
-async def _http_error(request: Request, error: Exception) -> Response:
+async def _http_error(rest: FrontendApp | None, request: Request, error: Exception) -> Response:
     """Answer an HTTP error, such as an unknown path, in the format of the API at the path."""
     assert isinstance(error, HTTPException)
     path = request.url.path
+    # Clients whose base URL lacks /v1 call /chat/completions, and the page has the paths there.
+    is_of_page = error.status_code == 405 and path.startswith(_CHAT_PAGE)
+    if is_of_page and rest and (refusal := rest.wrong_url(request.method, path)) is not None:
+        return refusal
     if not is_openai(path):
         return await http_exception_handler(request, error)
     detail = str(error.detail)

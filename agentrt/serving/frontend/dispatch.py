@@ -24,7 +24,13 @@ from agentrt.executors.info import display_name
 from agentrt.executors.vllm.entrypoints.models import FrontendsByModel
 from agentrt.interrupts import Tool
 from agentrt.serving.bodies import LONG, ReadBody, body_of, parse_json, pause, whole, with_length
-from agentrt.serving.error_responses import ApiError, describe, in_form_of, log_fault
+from agentrt.serving.error_responses import (
+    ApiError,
+    describe,
+    in_form_of,
+    log_fault,
+    openai_error,
+)
 from agentrt.serving.frontend.anthropic_tools import server_kinds
 from agentrt.serving.frontend.bounds import (
     KnownFields,
@@ -166,7 +172,10 @@ class FrontendApp:
         request = Request(scope, receive)
         path = scope["path"]
         if path not in self.paths and not is_public(path, operator=scope["state"]["operator"]):
-            raise HTTPException(404, "Not Found")
+            if (refusal := self.wrong_url(scope["method"], path)) is None:
+                raise HTTPException(404, "Not Found")
+            await refusal(scope, receive, send)
+            return
         try:
             self._check_route(scope)
             await self._serve(request, receive, send)
@@ -205,9 +214,27 @@ class FrontendApp:
             raise HTTPException(405, f"{method} {path}: method not allowed", allowed)
         if path in (*_GENERATING, *_POOLING):
             return  # `_check_path` says what the model can do
-        twice = path.startswith("/v1/v1/")
-        way = "; the client adds /v1 to the base URL itself, so leave it out there" if twice else ""
-        raise HTTPException(404, f"{method} {path}: not found{way}")
+        raise HTTPException(404, f"{method} {path}: not found{self._way_from(path)}")
+
+    def wrong_url(self, method: str, path: str) -> JSONResponse | None:
+        """Return the answer to a request for an unknown path, such as /chat/completions, that a
+        client calls if its base URL is wrong; None for any other path.
+
+        It has the format of OpenAI's API at every path: OpenAI's clients show no other.
+        """
+        if not (way := self._way_from(path)):
+            return None
+        return JSONResponse(openai_error(404, f"{method} {path}: not found{way}"), 404)
+
+    def _way_from(self, path: str) -> str:
+        """Return the end of the error for an unknown path; "" if it names no API of this server."""
+        if path.startswith("/v1/v1/"):
+            return "; the client adds /v1 to the base URL itself, so leave it out there"
+        named = [own for own in self.paths if path.endswith(own.removeprefix("/v1"))]
+        if not named:
+            return ""
+        api = max(named, key=lambda own: (len(own.removeprefix("/v1")), own))
+        return f"; this API is at {api}, so correct the client's base URL"
 
     async def _connect(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve a WebSocket of the Responses API. vLLM's own WebSockets are not public."""

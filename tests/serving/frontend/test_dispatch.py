@@ -18,6 +18,7 @@ from fastapi import FastAPI, Form, Request
 from agentrt import Runtime
 from agentrt.errors import NotServedError
 from agentrt.executors.chat_api import FrontProfile
+from agentrt.serving.chat import api as chat_page
 from agentrt.serving.frontend.dispatch import FrontendApp, fronts_of
 from agentrt.serving.frontend.responses import CURRENT_REQUEST
 from agentrt.serving.programs.api import api as programs
@@ -96,7 +97,7 @@ async def client() -> AsyncIterator[httpx.AsyncClient]:
         fronts = [Front.of("big", "big-adapter"), Front.of("small")]
         assert fronts_of(await runtime.frontend()) == ()
         async with (
-            opened_app(server, [programs], FrontendApp(server, fronts)) as app,
+            opened_app(server, [programs, chat_page], FrontendApp(server, fronts)) as app,
             httpx.AsyncClient(
                 transport=httpx.ASGITransport(app), base_url="http://localhost"
             ) as client,
@@ -194,6 +195,9 @@ async def test_unknown_paths_and_methods_are_named_in_the_form_of_the_api() -> N
         for path, says in (
             ("/v1/poems", "POST /v1/poems: not found"),
             ("/v1/v1/chat/completions", "leave it out there"),
+            ("/v1/chat/completions/chat/completions", "this API is at /v1/chat/completions,"),
+            ("/chat/completions", "this API is at /v1/chat/completions,"),
+            ("/openai/v1/chat/completions", "this API is at /v1/chat/completions,"),
             ("/v1/messages/batches", "POST /v1/messages/batches: not found"),
             ("/v1/models/small", "POST /v1/models/small: not found"),
         ):
