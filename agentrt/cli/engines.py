@@ -181,15 +181,26 @@ def make_executor(
 
 
 def each_engine(options: EngineOptions, fleet: Fleet) -> list[EngineOptions]:
-    """Return the options of each engine. The engines of the command's own model come first."""
+    """Return the options of each engine. The engines of the command's own model come first.
+
+    The engines of other models have the command's flags, too, but not its LoRA adapters, which are
+    adapters of the command's own model.
+    """
     engines = [replace(options, replicas=fleet.size)] * fleet.replicas
     for other in fleet.others:
-        flags = (*options.flags, *other.flags)
+        may_adapt = any(map(_may_name_adapters, options.flags)) and other.model != options.model
+        no_adapters = ("--lora-modules", "") if may_adapt else ()
+        flags = (*options.flags, *no_adapters, *other.flags)
         variant = replace(
             options, model=other.model, served_model_name=None, flags=flags, replicas=fleet.size
         )
         engines += [variant] * other.count
     return engines
+
+
+def _may_name_adapters(flag: str) -> bool:
+    """Return whether a flag may set LoRA adapters, by itself or by the options in its file."""
+    return flag.replace("_", "-").startswith(("--lora-m", "--config"))
 
 
 def _here(engines: list[EngineOptions]) -> Callable[[int], Executor]:
