@@ -180,9 +180,10 @@ class Tenants:
         use = self._use(tenant)
         if use.calls + calls > (most := use.limits.calls):
             advice = "wait until calls have ended" if calls <= most else "send fewer calls at once"
+            limit = "--max-calls" if most == self._base.calls else "calls in the file of keys"
             raise BusyError(
                 f"tenant {tenant!r} has {use.calls} calls in flight, and this request begins "
-                f"{calls} more; the tenant may have {most} calls in flight, so {advice}",
+                f"{calls} more; the tenant may have {most} calls in flight ({limit}), so {advice}",
                 _FULL_RETRY_S,
             )
         self._ask(tenant, use, 1)

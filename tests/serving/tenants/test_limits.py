@@ -60,6 +60,13 @@ def test_a_refused_request_costs_nothing() -> None:
     assert tenants.calls("a") == 1
 
 
+def test_a_refusal_names_the_setting_of_the_limit() -> None:
+    tenants = Tenants(Clock(), Limits(calls=3), lambda: {"small": Limits(calls=2)})
+    for tenant, setting in (("a", "--max-calls"), ("small", "calls in the file of keys")):
+        with pytest.raises(BusyError, match=rf"calls in flight \({setting}\)"):
+            tenants.enter(tenant, 4)
+
+
 def test_requests_without_calls_are_counted_one_by_one() -> None:
     """More of them than a minute has go at once, and are waited for after."""
     clock = Clock()
