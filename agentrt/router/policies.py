@@ -139,14 +139,22 @@ class PrefixRouter(Router):
 class RoundRobinRouter(Router):
     """A router that sends the calls to the replicas in turn, whatever their load, as most load
     balancers do.
+
+    The next replica is the candidate whose last turn is longest ago. A common counter would be
+    wrong where replicas serve different models: calls that alternate between a model on two
+    replicas and a model on one replica would always find the counter at the same of the two.
     """
 
     name: ClassVar[str] = "round-robin"
 
     def __init__(self) -> None:
+        self._turns: dict[str, int] = {}
+        """The number of each replica's last turn. Turns are counted over all replicas."""
         self._next = 0
 
     def choose(self, call: RouterCall, replicas: Sequence[ReplicaView]) -> ReplicaView:
-        chosen = replicas[self._next % len(replicas)]
+        last_turns = self._turns
+        chosen = min(replicas, key=lambda replica: last_turns.get(replica.name, -1))
+        last_turns[chosen.name] = self._next
         self._next += 1
         return chosen

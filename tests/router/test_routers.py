@@ -30,6 +30,16 @@ def test_round_robin_takes_turns_whatever_the_load() -> None:
     assert names == ["replica-0", "replica-1", "replica-2", "replica-0"]
 
 
+def test_round_robin_takes_turns_among_the_replicas_of_each_model() -> None:
+    """Two replicas serve one model, and the third another. Calls alternate between the models."""
+    router, replicas = make_router("round-robin"), views(0, 0, 0)
+    names = []
+    for _ in range(4):
+        names.append(router.choose(SHORT, replicas[:2]).name)
+        assert router.choose(SHORT, replicas[2:]) is replicas[2]
+    assert names == ["replica-0", "replica-1", "replica-0", "replica-1"]
+
+
 def test_least_used_is_by_tokens_in_flight_and_then_the_first() -> None:
     router = make_router("least-used")
     assert router.choose(LONG, views(5, 2, 2)).name == "replica-1"
