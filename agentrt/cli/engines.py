@@ -67,6 +67,7 @@ _LACKS = {
     "simulated": {"model": "--model"} | _MEMORY_AND_SEVERAL,
 }
 """For each kind of engine, the options that it does not support."""
+_ADAPTERS = "--lora-modules"
 _COUNTED = re.compile(r"(?P<model>.+?)(?:=(?P<count>\d+))?")
 
 
@@ -183,14 +184,13 @@ def make_executor(
 def each_engine(options: EngineOptions, fleet: Fleet) -> list[EngineOptions]:
     """Return the options of each engine. The engines of the command's own model come first.
 
-    The engines of other models have the command's flags, too, but not its LoRA adapters, which are
-    adapters of the command's own model.
+    The flags after ``--`` are for all engines, except for the LoRA adapters: an adapter belongs to
+    one model.
     """
     engines = [replace(options, replicas=fleet.size)] * fleet.replicas
+    common = _without_adapters(options.flags)
     for other in fleet.others:
-        may_adapt = any(map(_may_name_adapters, options.flags)) and other.model != options.model
-        no_adapters = ("--lora-modules", "") if may_adapt else ()
-        flags = (*options.flags, *no_adapters, *other.flags)
+        flags = (*common, *other.flags)
         variant = replace(
             options, model=other.model, served_model_name=None, flags=flags, replicas=fleet.size
         )
@@ -198,9 +198,16 @@ def each_engine(options: EngineOptions, fleet: Fleet) -> list[EngineOptions]:
     return engines
 
 
-def _may_name_adapters(flag: str) -> bool:
-    """Return whether a flag may set LoRA adapters, by itself or by the options in its file."""
-    return flag.replace("_", "-").startswith(("--lora-m", "--config"))
+def _without_adapters(flags: tuple[str, ...]) -> list[str]:
+    """Return vLLM's ``flags`` without ``--lora-modules`` and its values."""
+    kept: list[str] = []
+    inside = False
+    for flag in flags:
+        if flag.startswith("-"):
+            inside = flag.partition("=")[0].replace("_", "-") == _ADAPTERS
+        if not inside:
+            kept.append(flag)
+    return kept
 
 
 def _here(engines: list[EngineOptions]) -> Callable[[int], Executor]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Sequence
 from typing import TYPE_CHECKING
 
-from agentrt.errors import NotServedError
+from agentrt.errors import ConfigError, NotServedError
 from agentrt.executors.base import Executor
 from agentrt.executors.chat_api import (
     Answer,
@@ -17,7 +17,7 @@ from agentrt.executors.chat_api import (
     Request,
     RequestFrontend,
 )
-from agentrt.executors.info import not_served
+from agentrt.executors.info import display_name, not_served
 from agentrt.request import CallSpec
 
 if TYPE_CHECKING:
@@ -30,9 +30,11 @@ async def open_frontend(
     """Open a front end whose calls run on ``executor``, which must have started.
 
     ``names`` are the names under which clients request the first model; by default its own name.
-    With ``reminders``, vLLM's front end keeps system messages in the middle of a chat at their
-    place, whatever the chat template does. Raises `ConfigError` for flags that vLLM's front end
-    refuses.
+    A model whose name is taken by a model before it, such as a second folder that is called
+    ``checkpoint``, is requested by its whole path. With ``reminders``, vLLM's front end keeps
+    system messages in the middle of a chat at their place, whatever the chat template does. Raises
+    `ConfigError` for flags that vLLM's front end refuses, and for a LoRA adapter whose name is
+    taken.
     """
     own: Frontend | None = executor.own_frontend(names)
     if own is not None:
@@ -43,10 +45,25 @@ async def open_frontend(
     # Imports vLLM's server, which takes seconds.
     from agentrt.executors.vllm.entrypoints.model_frontend import VLLMFrontend
 
-    fronts = []
-    for index, setup in enumerate(setups):
-        own_names = names if index == 0 else ()
-        fronts.append(await VLLMFrontend.open(setup, executor, own_names, reminders=reminders))
+    fronts: list[VLLMFrontend] = []
+    own_names = names
+    try:
+        for setup in setups:
+            taken = {name for front in fronts for name in front.names}
+            if fronts:
+                own_names = (setup.model,) if display_name(setup.model) in taken else ()
+            front = await VLLMFrontend.open(setup, executor, own_names, reminders=reminders)
+            fronts.append(front)
+            if repeated := taken.intersection(front.names):
+                raise ConfigError(
+                    f"two models have the name {min(repeated)!r}, so that requests could not tell "
+                    "them apart; give each model and each LoRA adapter (--lora-modules NAME=PATH) "
+                    "a name of its own"
+                )
+    except BaseException:
+        for front in fronts:
+            await front.close()
+        raise
     return fronts[0] if len(fronts) == 1 else FrontendsByModel(fronts)
 
 
