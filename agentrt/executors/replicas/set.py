@@ -56,11 +56,12 @@ class ReplicaSet(Executor):
     """An executor that runs calls on ``count`` engines. ``router`` chooses the engine of each call.
 
     ``make(index)`` creates an engine. Engines may serve different models; a call that names no
-    model gets the model of the first engine. If no replica is ready, a call waits up to
-    ``ready_timeout_s`` seconds. ``health`` says when an engine that does not answer counts as dead,
-    and ``backoff`` when a dead engine is restarted. ``notice`` is called with a line of text when a
-    replica fails, is back, is drained or waits for a node, and when the history file cannot be
-    used. ``scheduling`` has the settings of the engines' schedulers; routers use its queue levels.
+    model gets the model of the first engine, and updates of the weights are for this model, too. If
+    no replica is ready, a call waits up to ``ready_timeout_s`` seconds. ``health`` says when an
+    engine that does not answer counts as dead, and ``backoff`` when a dead engine is restarted.
+    ``notice`` is called with a line of text when a replica fails, is back, is drained or waits for
+    a node, and when the history file cannot be used. ``scheduling`` has the settings of the
+    engines' schedulers; routers use its queue levels.
 
     The set collects the statistics that the policy learns from programs on all engines, and keeps
     them in the history file that ``scheduling`` names. Without a name, if the policy learns,
@@ -349,7 +350,7 @@ class ReplicaSet(Executor):
         check_mode(mode)
         async with self._updating:
             self._pause = mode
-            engines = self._reached()
+            engines = self._reached(self.replicas)
             results = await asyncio.gather(
                 *(engine.pause_generation(mode) for engine in engines), return_exceptions=True
             )
@@ -362,21 +363,29 @@ class ReplicaSet(Executor):
     async def resume_generation(self) -> None:
         async with self._updating:
             self._pause = None
-            for engine in self._reached():
+            for engine in self._reached(self.replicas):
                 with contextlib.suppress(EngineDiedError):
                     await engine.resume_generation()
 
+    def _updated(self) -> list[Replica]:
+        """Return the replicas whose weights are updated: those of the first model. A checkpoint
+        belongs to one model, even if another model has tensors of the same names and shapes.
+        """
+        model = self.info.model
+        return [replica for replica in self.replicas if replica.model == model]
+
     async def check_weights(self, folder: str) -> str:
-        reached = self._reached()
+        reached = self._reached(self._updated())
         marks, _ = await survivors(reached, lambda engine: engine.check_weights(folder), least=0)
         return marks[0] if marks else mark_of(folder)
 
     async def update_weights(
         self, folder: str, version: int, mode: PauseMode = "keep", *, clear_cache: bool = False
     ) -> None:
-        await self._ready_of(self.replicas)
+        updated = self._updated()
+        await self._ready_of(updated)
         async with self._updating:
-            engines = self._reached()
+            engines = self._reached(updated)
             # An engine that could not go back after a failed update has blocks of that version.
             ahead = max((engine.weights.version for engine in engines), default=0)
             if version <= ahead:
@@ -388,9 +397,9 @@ class ReplicaSet(Executor):
                 engines, folder, version, mode, clear_cache=clear_cache
             )
 
-    def _reached(self) -> list[ReachedEngine]:
+    def _reached(self, replicas: list[Replica]) -> list[ReachedEngine]:
         lost = self._supervisor.lost
-        return [ReachedEngine(replica, lost) for replica in self.replicas if replica.state in UP]
+        return [ReachedEngine(replica, lost) for replica in replicas if replica.state in UP]
 
     async def _load_latest(self, replica: Replica) -> None:
         """Load the latest weights into a replica's new engine before the engine takes calls, and
@@ -398,7 +407,7 @@ class ReplicaSet(Executor):
         loaded, for example because their files do not exist any more.
         """
         async with self._updating:
-            if self._weights.version:
+            if self._weights.version and replica in self._updated():
                 try:
                     await replica.executor.load_weights(self._weights)
                 except AgentrtError as error:

@@ -24,9 +24,13 @@ class Trained(Mortal):
     """
 
     def __init__(
-        self, dies_in: str = "", fails_in: str = "", dies_after: int | None = None
+        self,
+        dies_in: str = "",
+        fails_in: str = "",
+        dies_after: int | None = None,
+        model: str = "scripted",
     ) -> None:
-        super().__init__(dies_after)
+        super().__init__(dies_after, model=model)
         self._own, self._is_paused = Weights(), False
         self.wrote: list[int] = []
         self._dies_in, self._fails_in = dies_in, fails_in
@@ -94,6 +98,27 @@ async def test_all_replicas_are_updated(opened: Open) -> None:
     assert not replicas.paused
     snapshot = await replicas.snapshot()
     assert [entry["weights_version"] for entry in snapshot["replicas"]] == [1, 1, 1]
+
+
+async def test_another_model_keeps_its_weights(opened: Open) -> None:
+    """The second replica has a model with tensors of the same shapes, such as a judge. 1. An update
+    and its pause leave it alone. 2. So does its restart. 3. A pause is for all engines.
+    """
+    judge = Trained(model="judge")
+    replicas = await opened(Troupe([Trained()], [judge, Trained(model="judge")]))
+    await replicas.pause_generation("keep")
+    assert judge.paused
+    await replicas.resume_generation()
+    paused: list[PauseMode] = []
+
+    async def pause(mode: PauseMode) -> None:
+        paused.append(mode)
+
+    judge.pause_generation = pause  # type: ignore[method-assign]
+    await replicas.update_weights("new", 1)
+    assert (versions(replicas), paused) == ([1, 0], [])
+    await replicas.roll()
+    assert versions(replicas) == [1, 0]
 
 
 async def test_the_version_of_an_engine_that_could_not_go_back_is_not_used_again(
