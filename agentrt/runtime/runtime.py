@@ -286,8 +286,8 @@ class Runtime:
         the first model get the weights, and the others keep theirs. Raises `WeightsError` for
         weights that are missing, incomplete or of another shape, `EngineError` if an engine could
         not load them, and `ConfigError` for other invalid arguments, and for ``restart`` if a
-        program that is too old is recorded for a resume. If the calling task is cancelled while the engines load the
-        weights, they load them to the end, and `CancelledError` is raised then.
+        program that is too old is recorded for a resume. If the calling task is cancelled while the
+        engines load the weights, they load them to the end, and `CancelledError` is raised then.
         """
         await self._start_engine()
         try:

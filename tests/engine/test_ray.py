@@ -61,7 +61,8 @@ async def replicas(
 ) -> AsyncIterator[ReplicaSet]:
     model = tiny_vision_model(tmp_path_factory.mktemp("model"))
     adapter = tiny_adapter(tmp_path_factory.mktemp("adapter"), model)
-    flags = (*seeing_flags(adapter), "--max-model-len", "1024")
+    # Relative to the folder of this process, which is not that of the nodes.
+    flags = (*seeing_flags(Path(adapter.name)), "--max-model-len", "1024")
     options = EngineOptions(str(model), 8, flags=flags, kv_events=True)
     cluster = Cluster(nodes.address, 2, memory=GIB)
     replicas = ReplicaSet(
@@ -78,6 +79,7 @@ async def replicas(
     with pytest.MonkeyPatch.context() as patch:
         # The worker of a node that has room may take longer than this to start there.
         patch.setattr("agentrt.executors.ray.engine._PLACE_S", 900.0)
+        patch.chdir(adapter.parent)
         await replicas.start(print)  # so that a start that hangs says where
     yield replicas
     pids = _pids(replicas)
@@ -241,7 +243,9 @@ async def test_a_front_end_here_makes_its_calls_there(
 async def test_images_and_an_adapter_reach_other_nodes(
     replicas: ReplicaSet, front: Frontend, alone: Runtime
 ) -> None:
-    """Images go there as they were prepared here; an engine loads the adapter from its folder."""
+    """Images go there as they were prepared here; an engine loads the adapter from its folder,
+    whose path is relative.
+    """
     told = []
     async with Runtime(WithFront(Lent(replicas.replicas[1].executor), front)) as other:
         for runtime in (alone, other):
@@ -259,6 +263,28 @@ async def test_an_aborted_call_is_gone_from_its_engine(replicas: ReplicaSet) -> 
     assert (await replicas.aborted("p/2")).output_tokens > 0
     await replicas.end_program("p")
     snapshot = await replicas.snapshot()
+    assert (snapshot["running"], snapshot["waiting"], snapshot["programs"]) == ([], [], [])
+
+
+async def test_a_large_call_that_is_aborted_at_once_does_not_run(replicas: ReplicaSet) -> None:
+    """Ray sends a large call apart from the requests that follow it, such as the end of the call,
+    of which most would come first. The calls would then run for 900 tokens.
+    """
+
+    async def begun(number: int) -> str:
+        call = _call(number, max_tokens=900, cache_salt=f"{number}" * 200_000)
+        chunks = engine.generate(call, stream=True)
+        reading = asyncio.create_task(anext(chunks))
+        await asyncio.sleep(0)  # the call is sent
+        reading.cancel()
+        await asyncio.wait([reading])
+        return call.call_id
+
+    engine = replicas.replicas[0].executor
+    for call_id in [await begun(number) for number in range(40, 52)]:
+        await engine.aborted(call_id)
+    await engine.end_program("p")
+    snapshot = await engine.snapshot()
     assert (snapshot["running"], snapshot["waiting"], snapshot["programs"]) == ([], [], [])
 
 

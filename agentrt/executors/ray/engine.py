@@ -10,9 +10,11 @@ import asyncio
 import contextlib
 import copy
 import functools
+import os
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import replace
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agentrt import tracking
@@ -72,6 +74,13 @@ PROGRESS = ""
 """The value that messages about the progress of the engine's start have instead of a call's id."""
 
 _STARTS = "starting the process of the engine's actor, which imports vLLM on its node"
+
+
+def _working_folder() -> str | None:
+    try:
+        return str(Path.cwd())
+    except OSError:  # the folder was removed
+        return None
 
 
 def _waits_for(room: str) -> str:
@@ -141,6 +150,10 @@ class RayEngine(Executor):
         self._actor: ActorHandle[Any] | None = None
         self._reader: asyncio.Task[None] | None = None
         self._queues: dict[str, asyncio.Queue[Chunk | AgentrtError | None]] = {}
+        self._stopped: dict[str, ObjectRef | None] = {}
+        """The actor's answers to `EngineActor.stop`, by the ids of the calls whose reports were not
+        requested yet.
+        """
         self._fault: EngineDiedError | None = None
         self._pids: list[int] = []
         self._hasher: BlockHasher | None = None
@@ -162,7 +175,7 @@ class RayEngine(Executor):
         # Before the actor is placed, since its own resources would not count as free after that.
         had_room = await in_new_thread(self._cluster.has_room)
         room = await in_new_thread(self._cluster.room)
-        actor = self._actor = self._cluster.place(EngineActor, self.options)
+        actor = self._actor = self._cluster.place(EngineActor, self.options, _working_folder())
         progress(_STARTS if had_room else _waits_for(room))
         ready = asyncio.ensure_future(self._ask("__ray_ready__"))
         ready.add_done_callback(_seen)
@@ -246,9 +259,9 @@ class RayEngine(Executor):
         if self._fault is not None:
             raise EngineDiedError(str(self._fault))
         queue = self._queues[call.call_id] = asyncio.Queue()
-        over, prompt = False, PromptRestorer()
+        over, prompt, begun = False, PromptRestorer(), None
         try:
-            self._tell("begin", without_copies(call), stream)
+            begun = self._tell("begin", without_copies(call), stream)
             while not over:
                 output = await queue.get()
                 over = not isinstance(output, Chunk)
@@ -258,8 +271,8 @@ class RayEngine(Executor):
                     raise output
         finally:
             self._queues.pop(call.call_id, None)
-            if not over:
-                self._tell("stop", call.call_id)
+            if not over and self._fault is None:
+                self._stopped[call.call_id] = self._tell("stop", call.call_id, begun)
 
     async def _read_outputs(self, progress: Progress) -> None:
         """Pass the actor's outputs to the calls that wait for them, until the actor dies."""
@@ -338,7 +351,8 @@ class RayEngine(Executor):
     # -- control -----------------------------------------------------------------------
 
     async def aborted(self, call_id: str) -> CallReport:
-        report: CallReport = await self._ask("aborted", call_id)
+        stopped = self._stopped.pop(call_id, None)
+        report: CallReport = await self._ask("aborted", call_id, stopped)
         return report
 
     async def end_program(self, program_id: str, totals: ProgramTotals | None = None) -> None:
@@ -371,10 +385,14 @@ class RayEngine(Executor):
             raise EngineDiedError("the engine is not running")
         return await _translated(getattr(self._actor, method).remote(*args))
 
-    def _tell(self, method: str, *args: Any) -> None:
-        """Call a method of the actor without waiting for its result."""
-        if self._actor is not None and self._fault is None:
-            getattr(self._actor, method).remote(*args)
+    def _tell(self, method: str, *args: Any) -> ObjectRef | None:
+        """Call a method of the actor without waiting for its result. Return the reference to the
+        result; None if the engine is dead.
+        """
+        if self._actor is None or self._fault is not None:
+            return None
+        reference: ObjectRef = getattr(self._actor, method).remote(*args)
+        return reference
 
 
 async def _translated(reference: ObjectRef) -> Any:
@@ -427,9 +445,16 @@ class EngineActor:
     `collect` returns the outputs of all calls since its last answer. While one answer is sent, the
     outputs for the next answer are gathered. So there is at most one round trip for each step of
     the engine, whatever the number of calls.
+
+    The actor changes to the ``folder`` in which the program's process runs, if its node has this
+    folder, so that relative paths of models, adapters and templates mean the same in both. Ray runs
+    it in the folder in which its node was started.
     """
 
-    def __init__(self, options: EngineOptions) -> None:
+    def __init__(self, options: EngineOptions, folder: str | None = None) -> None:
+        if folder is not None:
+            with contextlib.suppress(OSError):
+                os.chdir(folder)
         self._engine = VLLMEngine(options)
         self._calls: dict[str, asyncio.Task[AgentrtError | None]] = {}
         self._outputs: list[Output] = []
@@ -481,15 +506,23 @@ class EngineActor:
         outputs, self._outputs = self._outputs, []
         return outputs
 
-    async def stop(self, call_id: str) -> None:
-        """Abort a call if it is still running."""
+    async def stop(self, call_id: str, begun: None = None) -> None:
+        """Abort a call if it is still running.
+
+        ``begun`` is the result of the call's `begin`. A caller on another node passes the reference
+        to it, so that Ray runs this method after `begin`. Ray sends an argument of more than
+        100 kB, such as a long prompt, apart from the request, and runs later requests meanwhile. A
+        call that begins after it was aborted would run to its end.
+        """
         task = self._calls.get(call_id)
         if task is not None:
             task.cancel()
             await asyncio.wait([task])
 
-    async def aborted(self, call_id: str) -> CallReport:
-        """Abort a call, and return its report."""
+    async def aborted(self, call_id: str, stopped: None = None) -> CallReport:
+        """Abort a call, and return its report. ``stopped`` is the result of the call's `stop`, for
+        the same reason as there.
+        """
         await self.stop(call_id)
         return await self._engine.aborted(call_id)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -147,6 +148,19 @@ async def test_what_the_engine_holds_comes_between_the_outputs(actor: EngineActo
     note = KVEventBatch.of(1, [2, 3])
     engine.hear(note)
     assert await actor.collect() == [(KV_EVENTS, note)]
+
+
+def test_it_works_in_the_folder_of_the_program_if_its_node_has_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    own, other = tmp_path / "node", tmp_path / "program"
+    own.mkdir()
+    monkeypatch.chdir(own)
+    EngineActor(EngineOptions(), str(other))
+    assert Path.cwd() == own
+    other.mkdir()
+    EngineActor(EngineOptions(), str(other))
+    assert Path.cwd() == other
 
 
 async def test_a_dead_engine_does_not_say_that_it_is_well(actor: EngineActor) -> None:
