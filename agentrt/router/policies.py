@@ -28,32 +28,37 @@ class Agentix(Router):
     home.
 
     Source: Agentix, Algorithm 2. The home is the replica of the program's first long call; if this
-    replica is lost or takes no calls, the home is the replica of the next long call. A call is long
-    if its prompt has more than ``threshold`` tokens (2,048 in the Agentix paper).
+    replica is lost or takes no calls, the home is the replica of the next long call. A program that
+    calls several models has a home for each of them. A call is long if its prompt has more than
+    ``threshold`` tokens (2,048 in the Agentix paper).
     """
 
     name: ClassVar[str] = "agentix"
 
     def __init__(self, threshold: float = PAPERS_THRESHOLD) -> None:
         self._threshold = threshold
-        self._homes: dict[str, str] = {}
+        self._homes: dict[str, dict[str, str]] = {}
+        """For each program, the names of its homes by model."""
 
     def choose(self, call: RouterCall, replicas: Sequence[ReplicaView]) -> ReplicaView:
         if call.prompt_tokens <= self._threshold:
             return least_used(replicas)
-        home = self._homes.get(call.program_id)
+        homes = self._homes.setdefault(call.program_id, {})
+        home = homes.get(call.model)
         for replica in replicas:
             if replica.name == home:
                 return replica
         chosen = least_used(replicas)
-        self._homes[call.program_id] = chosen.name
+        homes[call.model] = chosen.name
         return chosen
 
     def program_ended(self, program_id: str) -> None:
         self._homes.pop(program_id, None)
 
     def replica_lost(self, name: str) -> None:
-        self._homes = {program: home for program, home in self._homes.items() if home != name}
+        for homes in self._homes.values():
+            for model in [model for model, home in homes.items() if home == name]:
+                del homes[model]
 
 
 class CostRouter(Router):

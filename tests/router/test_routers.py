@@ -62,6 +62,22 @@ def test_agentix_keeps_long_calls_at_home_and_balances_short_ones() -> None:
     assert router.choose(LONG, views(1, 0)).name == "replica-1"
 
 
+def test_agentix_has_a_home_for_each_model_of_a_program() -> None:
+    """The program calls a model on two replicas and a model on the third in turn. The busier of the
+    two stays its home, until it is lost.
+    """
+    router = Agentix()
+    big, small = RouterCall("p", 9000, model="big"), RouterCall("p", 9000, model="small")
+    first, second, third = views(0, 1, 0)
+    for load in (0, 50):
+        first.in_flight = load
+        assert router.choose(big, [first, second]) is first
+        assert router.choose(small, [third]) is third
+    router.replica_lost(first.name)
+    assert router.choose(big, [first, second]) is second
+    assert router.choose(small, [third]) is third
+
+
 def test_a_home_that_cannot_take_the_call_is_replaced() -> None:
     router = Agentix()
     first, second = views(0, 1)

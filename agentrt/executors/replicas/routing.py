@@ -95,6 +95,7 @@ class Routing:
             level_service_s=identity.level_service_s,
             kind=f"{identity.program_type}/{identity.node}",
             output_limit=min(spec.max_tokens, _OUTPUT_LIMIT),
+            model=candidates[0].model,
         )
         hashing = next((r for r in candidates if r.name in self._block_sizes), None)
         if hashing is not None and spec.prompt_token_ids is not None:
