@@ -124,7 +124,8 @@ class Replica:
 
     ``calls`` is the number of its current calls. ``reruns`` is the number of calls that were lost
     when its engine died, and that were run again. A ``drained`` replica takes no calls, even after
-    a new start. ``loading`` is True while the engine loads other weights. ``info`` describes the
+    a new start. ``draining_restarts`` is the number of restarts that wait until its calls have
+    ended. ``loading`` is True while the engine loads other weights. ``info`` describes the
     engine that started last. ``waits_for`` says what a restart waits for, such as a free node; ""
     if nothing. ``view`` is the replica as routers see it.
     """
@@ -144,6 +145,7 @@ class Replica:
         self.waits_for = ""
         self.programs: set[str] = set()
         self.drained = False
+        self.draining_restarts = 0
         self.loading = False
         self._make = make
         self._closing: set[asyncio.Task[None]] = set()

@@ -190,10 +190,10 @@ class ReplicaSet(Executor):
     async def restart(self, name: str) -> None:
         """Drain a replica and replace its engine. Return when a new engine is ready.
 
-        If a new engine is starting already, this only waits for it. Raises `ConfigError` for an
-        unknown name or a replica that has failed too often to be started again, and
-        `EngineStartError` if the start of a new engine has failed too often, or the set is closed
-        meanwhile.
+        If a new engine is starting already, this only waits for it. If this is cancelled while the
+        replica's calls end, the replica takes calls again. Raises `ConfigError` for an unknown name
+        or a replica that has failed too often to be started again, and `EngineStartError` if the
+        start of a new engine has failed too often, or the set is closed meanwhile.
         """
         await self._supervisor.restart(self._named(name))
 

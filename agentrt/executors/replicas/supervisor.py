@@ -346,16 +346,16 @@ class Supervisor:
         """Drain a replica and replace its engine. Return when a new engine is ready.
 
         If a new engine is starting already, this only waits for it. If the new engine does not
-        start, the start is tried again as after a death. Raises `ConfigError` for a replica that
-        has failed too often to be started again, and `EngineStartError` if no further start is
-        tried.
+        start, the start is tried again as after a death. If this is cancelled while the replica's
+        calls end, the replica takes calls again. Raises `ConfigError` for a replica that has failed
+        too often to be started again, and `EngineStartError` if no further start is tried.
         """
         if replica.state is ReplicaState.OUT:
             raise ConfigError(
                 f"{replica.name} has failed too often and is not started again "
                 f"({replica.last_error}); restart the process"
             )
-        await self.drain(replica)
+        await self._drain_for_restart(replica)
         replica.drained = False
         if replica.state is ReplicaState.DRAINING:
             replica.state = ReplicaState.STARTING  # at once, since two callers may restart it
@@ -366,6 +366,23 @@ class Supervisor:
             raise EngineStartError(
                 f"{replica.name} could not be restarted: {replica.last_error or replica.state}"
             )
+
+    async def _drain_for_restart(self, replica: Replica) -> None:
+        """Drain a replica. If this is cancelled, let the replica take calls again, unless it drains
+        for another reason, too.
+        """
+        replica.draining_restarts += 1
+        try:
+            await self.drain(replica)
+        except asyncio.CancelledError:
+            others = replica.draining_restarts > 1 or replica.drained
+            if replica.state is ReplicaState.DRAINING and not others:
+                replica.state = ReplicaState.READY
+                self.signal_change()
+                self._notice(f"{replica.name} takes calls again: its restart was cancelled")
+            raise
+        finally:
+            replica.draining_restarts -= 1
 
     async def _restart_now(self, replica: Replica) -> None:
         self._on_lost(replica)

@@ -79,6 +79,47 @@ async def test_the_calls_of_a_lone_replica_wait_for_its_restart(opened: Open) ->
     await restarting
 
 
+@pytest.mark.parametrize("rolls", [False, True])
+async def test_a_restart_that_is_cancelled_while_calls_end_leaves_the_replica_at_work(
+    opened: Open, rolls: bool
+) -> None:
+    """As by a time limit. Without its replica, the set would have no other for its next call."""
+    cast = Cast([])
+    replicas = await opened(cast)
+    chunks = replicas.generate(call_of(0), stream=True)
+    first = (await anext(chunks)).text
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0):
+            await (replicas.roll() if rolls else replicas.restart("replica-0"))
+    assert replicas.replicas[0].state is ReplicaState.READY
+    assert await text_of(replicas, 1) == TEXT
+    assert first + "".join([chunk.text async for chunk in chunks]) == TEXT
+    assert len(cast.made) == 1
+
+
+async def test_a_restart_that_is_cancelled_leaves_another_restart_and_a_drain_in_force(
+    opened: Open,
+) -> None:
+    cast = Cast([], [])
+    replicas = await opened(cast)
+    streams = [replicas.generate(call_of(number), stream=True) for number in range(2)]
+    for chunks in streams:
+        await anext(chunks)
+    restarts = [asyncio.create_task(replicas.restart("replica-0")) for _ in range(2)]
+    drain = asyncio.create_task(replicas.drain("replica-1"))
+    restarts.append(asyncio.create_task(replicas.restart("replica-1")))
+    await asyncio.sleep(0)
+    for cancelled in (restarts[0], restarts[2]):
+        cancelled.cancel()
+        await asyncio.wait([cancelled])
+    assert [r.state for r in replicas.replicas] == [ReplicaState.DRAINING] * 2
+    for chunks in streams:
+        assert [chunk async for chunk in chunks][-1].reply is not None
+    await asyncio.gather(restarts[1], drain)
+    assert [index for index, _ in cast.made] == [0, 1, 0]
+    assert replicas.replicas[1].state is ReplicaState.DRAINING
+
+
 async def test_one_that_dies_while_it_drains_comes_back(opened: Open) -> None:
     cast = Cast([Mortal(2)], [])
     replicas = await opened(cast)
