@@ -16,7 +16,8 @@ LOADING, RECOMPUTE, PREFILL, DECODE = "loading", "recompute", "prefill", "decode
 REASONS = (STARTING, QUEUED, ADMISSION, PREEMPTED, LOADING, RECOMPUTE, PREFILL, DECODE)
 """The reasons of spans:
 
-- ``starting``: the call waited only for the engine's next step, or for its grammar.
+- ``starting``: the call waited only for the engine's next step, or for its grammar. With a cause in
+  ``by``, engines died with the call, or the call waited for an engine that was down.
 - ``queued``: the call waited behind the calls of the programs ``by``.
 - ``admission``: the call's program was not admitted, because the programs ``by`` used the cache.
 - ``preempted``: the call was preempted for the programs ``by``.

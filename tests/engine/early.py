@@ -73,9 +73,10 @@ class EarlyCore(SpawnProcess):
         """Hand over the work. If the process has died, that is seen as it would be later on."""
         work = bytes(ForkingPickler.dumps(self._work))
         told = spawn.get_preparation_data(self.name) if _SCRIPT in work else {}
-        script = {name: told[name] for name in told if name.startswith("init_main_")}
+        prepared = {name: told[name] for name in told if name.startswith("init_main_")}
+        prepared["dir"] = str(Path.cwd())
         with contextlib.suppress(OSError), self._writer:
-            self._writer.send((dict(os.environ), sys.path, script))
+            self._writer.send((dict(os.environ), sys.path, prepared))
             self._writer.send_bytes(work)
 
     def dismiss(self) -> None:
@@ -120,11 +121,11 @@ def _wait_for_work(reader: Connection, modules: Sequence[str]) -> None:
                 import_module(name)
     gc.freeze()  # modules stay: the collections with which vLLM's start ends need not look at them
     try:
-        environment, path, script = reader.recv()
+        environment, path, prepared = reader.recv()
         os.environ.clear()
         os.environ.update(environment)
         sys.path[:] = path
-        spawn.prepare(script)
+        spawn.prepare(prepared)
         target, kwargs = reader.recv()
     except EOFError:  # it was dismissed, or its parent has died
         return

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -40,6 +41,7 @@ from agentrt.executors.replicas.routing import Routing
 from agentrt.executors.replicas.supervisor import Health, Supervisor
 from agentrt.executors.weights import Weights, survivors, update_engines
 from agentrt.request import Call, CallReport, Reply
+from agentrt.request.spans import STARTING
 from agentrt.request.weights import PauseMode, check_mode
 from agentrt.router import Router
 from agentrt.router.dispatch import RoutedCall
@@ -50,6 +52,10 @@ from agentrt.scheduler.table import ProgramTotals
 
 if TYPE_CHECKING:
     from prometheus_client import Metric
+
+
+_READY_S = 0.5
+"""A call that waits longer than this, in seconds, for an engine that is ready has a span for it."""
 
 
 class ReplicaSet(Executor):
@@ -232,8 +238,10 @@ class ReplicaSet(Executor):
     async def generate(self, call: Call, *, stream: bool) -> AsyncGenerator[Chunk, None]:
         call_id = call.call_id
         output = CallOutput(call_id)
+        came, died = time.monotonic(), ""
         while not output.delivered:
             replica, routed = self._routed(call, await self._ready(call))
+            sent = time.monotonic()
             engine = replica.executor
             aborted = False
             self._where[call_id] = replica
@@ -247,7 +255,8 @@ class ReplicaSet(Executor):
                                 reading.task = None
                                 if chunk.reply is not None:
                                     self.routing.ended(routed, chunk.reply.report)
-                                    chunk.reply = self._with_replica(chunk.reply, replica)
+                                    reply = self._with_replica(chunk.reply, replica)
+                                    chunk.reply = _with_delay(reply, sent - came, died)
                                 new = output.take(chunk)
                                 if output.delivered:
                                     self._where.pop(call_id, None)
@@ -268,6 +277,7 @@ class ReplicaSet(Executor):
                 if output.differs:
                     raise
                 output.restart()
+                died = f"{died}, {replica.name}" if died else replica.name
                 self._supervisor.lost(replica, engine, error)
                 replica.reruns += not output.delivered
 
@@ -446,6 +456,21 @@ class ReplicaSet(Executor):
 
     async def metrics(self) -> Sequence[Metric]:
         return await metrics_of(self.replicas)
+
+
+def _with_delay(reply: Reply, seconds: float, died: str) -> Reply:
+    """Return a call's reply with a span for the ``seconds`` before its last engine got it, if
+    engines ``died`` with the call, or if it waited for an engine. Without the span, this time would
+    count as the way to the engine, and nobody would know why it took so long.
+    """
+    spans = reply.report.spans
+    if not spans or not (died or seconds > _READY_S):
+        return reply
+    cause = f"({died} died)" if died else "(no engine was ready)"
+    lost = [STARTING, seconds, 0, 0.0, 0, [[cause, 0, 0.0]]]
+    return dataclasses.replace(
+        reply, report=dataclasses.replace(reply.report, spans=[lost, *spans])
+    )
 
 
 class RestartedEngine(ReplicaSet):

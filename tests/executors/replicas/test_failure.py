@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator
+from dataclasses import replace
 
 import pytest
 
@@ -14,6 +15,7 @@ from agentrt.executors.base import Chunk, FrontSetup, Notification
 from agentrt.executors.replicas import Backoff, Health, ReplicaState
 from agentrt.executors.replicas.replica import CancelScope
 from agentrt.request import Call, CallReport
+from agentrt.request.spans import Cause, read_spans
 from tests.executors.replicas.cast import TEXT, Cast, Mortal, call_of
 from tests.executors.replicas.conftest import Open
 
@@ -50,6 +52,35 @@ async def test_the_calls_of_an_engine_that_hangs_run_again(
     first = replicas.replicas[0]
     assert words in first.last_error
     assert (first.deaths, first.reruns) == (1, 1)
+
+
+class Spanned(Mortal):
+    """An engine whose reports say how a call's time was spent."""
+
+    async def generate(self, call: Call, *, stream: bool) -> AsyncGenerator[Chunk, None]:
+        async with contextlib.aclosing(super().generate(call, stream=stream)) as chunks:
+            async for chunk in chunks:
+                if chunk.reply is not None:
+                    report = replace(chunk.reply.report, spans=[["decode", 1.0, 0, 0.0, 5, []]])
+                    chunk.reply = replace(chunk.reply, report=report)
+                yield chunk
+
+
+async def test_the_report_says_which_engines_died_with_the_call(opened: Open) -> None:
+    """Before the spans of the last engine, which did not see that time."""
+    cast = Cast([Spanned(2), Spanned()], [Spanned(0)], [Spanned()])
+    replicas = await opened(cast)
+    spans = []
+    for number in range(2):
+        last = [chunk async for chunk in replicas.generate(call_of(number), stream=True)][-1]
+        assert last.reply is not None
+        spans.append(read_spans(last.reply.report.spans))
+        await replicas.settled()
+    [lost, own], [alone] = spans
+    assert (lost.reason, lost.by) == ("starting", (Cause("(replica-0, replica-1 died)"),))
+    assert lost.seconds > 0
+    assert own == alone
+    assert own.reason == "decode"
 
 
 async def test_a_cancelled_call_of_an_engine_that_hangs_is_let_go(opened: Open) -> None:
