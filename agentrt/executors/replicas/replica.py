@@ -30,6 +30,12 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 _ANSWER_S = 5.0
 """Seconds to wait for an engine's snapshot or metrics."""
+_SOON_S = 0.7
+"""Seconds to wait for an engine's snapshot if those of other engines wait for it. A reader of all
+snapshots, such as the dashboard, gives up after a second.
+"""
+_PAUSE_S = 5.0
+"""Seconds before an engine is asked again that did not answer in `_SOON_S`."""
 _OF_EACH = (
     "steps",
     "computed_tokens",
@@ -149,6 +155,9 @@ class Replica:
         self.loading = False
         self._make = make
         self._closing: set[asyncio.Task[None]] = set()
+        self._snapshot: Mapping[str, Any] = {}
+        self._ask_from = float("-inf")
+        """The time on the event loop's clock from which the engine is asked for a snapshot."""
         self._ready_at = 0.0
         self._deaths_in_a_row = 0
 
@@ -209,6 +218,7 @@ class Replica:
     async def replace_engine(self) -> None:
         """Replace the engine by a new one, which is not started yet, and close the old one."""
         old, self.executor = self.executor, self._make()
+        self._snapshot, self._ask_from = {}, float("-inf")
         self.programs.clear()
         self.cancel_scope.cancel(f"{self.name} was replaced")
         self.cancel_scope = CancelScope()
@@ -229,6 +239,27 @@ class Replica:
     async def snapshot(self) -> Mapping[str, Any]:
         """Return the engine's snapshot; empty if the engine is down or does not answer."""
         return await self._answer_of(self.executor.snapshot, {})
+
+    async def recent_snapshot(self) -> Mapping[str, Any]:
+        """Return the engine's snapshot, or its last one if the engine does not answer soon, for
+        example because it is in a long step; empty if the engine is down.
+        """
+        if self.state not in UP:
+            return {}
+        engine, now = self.executor, asyncio.get_running_loop().time()
+        if now < self._ask_from:
+            return self._snapshot
+        try:
+            async with asyncio.timeout(_SOON_S):
+                snapshot = await engine.snapshot()
+        except TimeoutError:
+            self._ask_from = now + _PAUSE_S
+            return self._snapshot
+        except AgentrtError:
+            return {}
+        if self.executor is engine:
+            self._snapshot = snapshot
+        return snapshot
 
     async def metrics(self) -> Sequence[Metric]:
         """Return the engine's own metrics; empty if the engine is down or does not answer."""
@@ -310,8 +341,10 @@ async def metrics_of(replicas: Sequence[Replica]) -> Sequence[Metric]:
 
 
 async def snapshot_of(replicas: Sequence[Replica]) -> Mapping[str, Any]:
-    """Return the running and waiting calls of all replicas, and the state of each replica."""
-    snapshots = await asyncio.gather(*(replica.snapshot() for replica in replicas))
+    """Return the running and waiting calls of all replicas, and the state of each replica. A
+    replica that does not answer soon does not keep those of the others waiting.
+    """
+    snapshots = await asyncio.gather(*(replica.recent_snapshot() for replica in replicas))
     pairs = list(zip(replicas, snapshots, strict=True))
     calls = {
         key: [

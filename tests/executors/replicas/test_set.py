@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Sequence
 
 import pytest
@@ -11,9 +12,10 @@ from prometheus_client.metrics_core import CounterMetricFamily
 
 from agentrt.engines import ReplicaSet
 from agentrt.errors import EngineDiedError, EngineStartError
-from agentrt.executors.replicas import Backoff, Replica, ReplicaState
+from agentrt.executors.replicas import Backoff, Health, Replica, ReplicaState
 from agentrt.request import Call, CallReport
 from agentrt.router import make_router
+from agentrt.serving.observability.engines import SnapshotPoller
 from tests.executors.replicas.cast import TEXT, Cast, Mortal, call_of
 from tests.executors.replicas.conftest import Open
 
@@ -179,3 +181,32 @@ async def test_snapshots_and_reports_say_which_replica(opened: Open) -> None:
     for index, stream in enumerate(streams, 1):
         await stream.aclose()
         await replicas.aborted(call_of(index).call_id)
+
+
+async def test_an_engine_that_does_not_answer_hides_the_others_from_no_reader(
+    opened: Open,
+) -> None:
+    """As in a step of some seconds. The dashboard and `/metrics` read the calls of the other
+    engine, and the last known state of this one.
+    """
+    cast = Cast([Mortal(hangs=True)], [])
+    replicas = await opened(cast, "round-robin", health=Health(every_s=1e6))
+    ticks = itertools.count()
+    poller = SnapshotPoller(replicas, lambda: float(next(ticks)))
+    slow, quick = (replicas.generate(call_of(number), stream=True) for number in range(2))
+    await anext(slow)
+    assert set((await poller.fresh(0.0)).calls) == {"p/0"}
+    reading = asyncio.create_task(anext(slow))
+    async with asyncio.timeout(60):
+        while not cast.made[0][1]._stuck.is_set():
+            await asyncio.sleep(0)
+    await anext(quick)
+    for _ in range(2):
+        view = await poller.fresh(0.0)
+        assert set(view.calls) == {"p/0", "p/1"}
+        assert [replica.state for replica in view.replicas] == ["ready", "ready"]
+    reading.cancel()
+    await asyncio.wait([reading])
+    await quick.aclose()
+    for call_id in ("p/0", "p/1"):
+        await replicas.aborted(call_id)
