@@ -9,7 +9,7 @@ import re
 import shlex
 import shutil
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -198,7 +198,7 @@ def each_engine(options: EngineOptions, fleet: Fleet) -> list[EngineOptions]:
     return engines
 
 
-def _without_adapters(flags: tuple[str, ...]) -> list[str]:
+def _without_adapters(flags: Sequence[str]) -> list[str]:
     """Return vLLM's ``flags`` without ``--lora-modules`` and its values."""
     kept: list[str] = []
     inside = False
