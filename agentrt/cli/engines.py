@@ -9,7 +9,7 @@ import re
 import shlex
 import shutil
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -24,6 +24,7 @@ from agentrt.errors import ConfigError, ModelLoadError, UsageError
 from agentrt.executors.base import Executor, Progress
 from agentrt.executors.history import NONE
 from agentrt.executors.history import read as read_history
+from agentrt.executors.info import display_name
 from agentrt.executors.replicas import ReplicaSet, RestartedEngine
 from agentrt.executors.replicas.devices import assign_devices, gpus_each, visible_devices
 from agentrt.executors.simulated import SimulatedEngine
@@ -67,7 +68,6 @@ _LACKS = {
     "simulated": {"model": "--model"} | _MEMORY_AND_SEVERAL,
 }
 """For each kind of engine, the options that it does not support."""
-_ADAPTERS = "--lora-modules"
 _COUNTED = re.compile(r"(?P<model>.+?)(?:=(?P<count>\d+))?")
 
 
@@ -184,30 +184,33 @@ def make_executor(
 def each_engine(options: EngineOptions, fleet: Fleet) -> list[EngineOptions]:
     """Return the options of each engine. The engines of the command's own model come first.
 
-    The flags after ``--`` are for all engines, except for the LoRA adapters: an adapter belongs to
-    one model.
+    The engines of other models have the command's flags, too, but not its LoRA adapters, which are
+    adapters of the command's own model.
     """
     engines = [replace(options, replicas=fleet.size)] * fleet.replicas
-    common = _without_adapters(options.flags)
+    own = options.model or ""
+    names = {own: options.served_model_name or display_name(own)}
     for other in fleet.others:
-        flags = (*common, *other.flags)
+        if other.model not in names:  # with the name that its front end has (`open_frontend`)
+            name = display_name(other.model)
+            names[other.model] = other.model if name in names.values() else name
+        may_adapt = any(map(_may_name_adapters, options.flags)) and other.model != options.model
+        no_adapters = ("--lora-modules", "") if may_adapt else ()
+        flags = (*options.flags, *no_adapters, *other.flags)
         variant = replace(
-            options, model=other.model, served_model_name=None, flags=flags, replicas=fleet.size
+            options,
+            model=other.model,
+            served_model_name=names[other.model],
+            flags=flags,
+            replicas=fleet.size,
         )
         engines += [variant] * other.count
     return engines
 
 
-def _without_adapters(flags: Sequence[str]) -> list[str]:
-    """Return vLLM's ``flags`` without ``--lora-modules`` and its values."""
-    kept: list[str] = []
-    inside = False
-    for flag in flags:
-        if flag.startswith("-"):
-            inside = flag.partition("=")[0].replace("_", "-") == _ADAPTERS
-        if not inside:
-            kept.append(flag)
-    return kept
+def _may_name_adapters(flag: str) -> bool:
+    """Return whether a flag may set LoRA adapters, by itself or by the options in its file."""
+    return flag.replace("_", "-").startswith(("--lora-m", "--config"))
 
 
 def _here(engines: list[EngineOptions]) -> Callable[[int], Executor]:

@@ -28,9 +28,9 @@ class RouterCall:
     returns the hashes of the prompt's full blocks of ``block_size`` tokens, as the engine computes
     them; it is called only if the router needs the hashes. ``kind`` groups similar calls, such as
     the calls of one node of a program type; the output lengths of calls are learned by kind.
-    ``output_limit`` is the maximum number of output tokens. ``attained_s`` is the service by which
-    the scheduler will rank the call, in seconds. ``model`` is the model of the replicas that can
-    run the call, "" if it is not known.
+    ``output_limit`` is the maximum number of output tokens. ``level_service_s`` is the service, in
+    seconds, by which the scheduler chooses the call's first queue level. ``model`` is the model of
+    the replicas that can run the call, "" if it is not known.
 
     The dispatcher sets ``level``, ``output_tokens`` (the expected number), ``home`` (the replica of
     the program's last call; None for the program's first call, and after this replica was lost),

@@ -167,21 +167,29 @@ def test_replicas_share_what_is_free() -> None:
     assert [(one.host_memory, one.replicas) for one in each] == [("auto", 2)] * 2
 
 
-@pytest.mark.parametrize(
-    "adapters",
-    [
-        ("--lora-modules", "sql=adapters/sql", '{"name": "c", "path": "adapters/c"}'),
-        ("--lora_modules=sql=adapters/sql",),
-    ],
-)
-def test_adapters_belong_to_the_first_model(adapters: tuple[str, ...]) -> None:
-    """Other models have the flags that are not about adapters, and adapters of their own."""
-    flags = ("--enable-lora", *adapters, "--max-model-len", "4096")
-    own = ("--lora-modules", "own=adapters/own")
-    others = (module.Others("lab/plain"), module.Others("lab/tuned", 1, own))
-    first, plain, tuned = module.each_engine(
-        EngineOptions("lab/big", flags=flags), Fleet(others=others)
-    )
-    assert first.flags == flags
-    assert plain.flags == ("--enable-lora", "--max-model-len", "4096")
-    assert tuned.flags == (*plain.flags, *own)
+@pytest.mark.parametrize("place", ["flag", "file"])
+def test_engines_of_other_models_have_no_adapters_of_the_first(place: str, tmp_path: Path) -> None:
+    pytest.importorskip("vllm")
+    from agentrt.executors.vllm.entrypoints.flags import given_flags
+
+    flags: tuple[str, ...] = ("--enable-lora", "--lora-modules", "sql=adapters/sql", "b=adapters/b")
+    if place == "file":
+        file = tmp_path / "vllm.yaml"
+        file.write_text("enable-lora: true\nlora-modules: [sql=adapters/sql, b=adapters/b]\n")
+        flags = ("--config", str(file))
+    others = ["small", "small --lora-modules own=adapters/own", "big", "small --no-enable-lora"]
+    words = [word for other in others for word in ("--replica", other)]
+    context = serve.make_context("serve", ["--model", "big", *words])
+    options = engine_options(context.params, flags)
+    engines = module.each_engine(options, module.read_fleet(context.params))
+    adapters = [given_flags(engine.flags).get("lora_modules") for engine in engines]
+    names = [[adapter.name for adapter in own or ()] for own in adapters]
+    assert names == [["sql", "b"], [], ["own"], ["sql", "b"], []]
+
+
+def test_models_of_one_folder_name_differ_in_the_metrics() -> None:
+    others = (module.Others("/runs/2/checkpoint", 2), module.Others("/runs/3/judge"))
+    options = EngineOptions("/runs/1/checkpoint")
+    engines = module.each_engine(options, Fleet(2, others=others))
+    names = [engine.served_model_name for engine in engines]
+    assert names == [None, None, *["/runs/2/checkpoint"] * 2, "judge"]
