@@ -6,6 +6,7 @@ import asyncio
 import operator
 from collections import defaultdict
 from concurrent.futures import Future
+from decimal import Decimal
 from typing import Annotated, Any
 
 from langchain_core.messages import AIMessage, ToolMessage
@@ -15,6 +16,7 @@ from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.prebuilt import ToolNode
 from langgraph.runtime import Runtime as GraphRuntime
 from langgraph.types import Command, Send, interrupt
+from pydantic import BaseModel
 from typing_extensions import TypedDict
 
 from agentrt import Context, program
@@ -176,6 +178,29 @@ def memory_graph() -> Any:
     return builder.add_node("remember", remember).add_edge(START, "remember")
 
 
+class Order(BaseModel):
+    amount: Decimal = Decimal(0)
+    secret: str = ""
+
+
+class Receipt(BaseModel):
+    total: Decimal
+
+
+class OrderState(Order):
+    total: Decimal = Decimal(0)
+
+
+def order_graph() -> StateGraph[Any]:
+    """A state with a type for each value, of which only the total is the graph's output."""
+
+    def add_up(state: OrderState) -> dict[str, Any]:
+        return {"total": 2 * state.amount, "secret": "of the house"}
+
+    builder = StateGraph(OrderState, input_schema=Order, output_schema=Receipt)
+    return builder.add_node("add_up", add_up).add_edge(START, "add_up")
+
+
 def chat_graph() -> StateGraph[Any]:
     """One call of the server's model."""
     model = ChatAgentRT(max_tokens=16)
@@ -282,4 +307,5 @@ def all_graphs() -> dict[str, Any]:
         "bare": bare_graph(),
         "nested": nested_graph(),
         "tools": tools_graph(),
+        "order": order_graph(),
     }

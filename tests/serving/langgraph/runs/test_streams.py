@@ -16,7 +16,7 @@ from langgraph_sdk.schema import StreamPart
 from agentrt.serving.langgraph.runs import streams
 from agentrt.serving.langgraph.runs.streams import EventLog, FellBehindError, StreamEvent
 from tests.serving.langgraph.graphs import GATES, TURN_S
-from tests.serving.langgraph.runs.test_runs import IN, a_thread, at_a_gate
+from tests.serving.langgraph.runs.test_runs import IN, a_thread, at_a_gate, given
 from tests.serving.langgraph.serve import Serving
 
 HI: Any = {"messages": [{"role": "user", "content": "hi"}]}
@@ -72,6 +72,21 @@ async def test_a_whole_message(client: LangGraphClient) -> None:
     parts = await streamed(client, "bare", "messages", input=HI)
     assert names(parts) == ["metadata", "messages/metadata", "messages/complete"]
     assert parts[-1].data[0]["content"] == "hello"
+
+
+@pytest.mark.parametrize("modes", [["values"], ["values", "events"]])
+async def test_values_outside_a_graphs_output_are_not_sent(
+    client: LangGraphClient, modes: Any
+) -> None:
+    """As on LangGraph's own server, the state has them."""
+    thread = await a_thread(client)
+    stream = client.runs.stream(thread, "order", input=given(amount=1.25), stream_mode=modes)
+    values = [part.data async for part in stream if part.event == "values"]
+    assert values == [{"total": 2.5}]
+    (run,) = await client.runs.list(thread)
+    assert await client.runs.join(thread, run["run_id"]) == {"total": 2.5}
+    kept: Any = await client.threads.get(thread)
+    assert kept["values"] == {"amount": 1.25, "secret": "of the house", "total": 2.5}
 
 
 # -- joining ------------------------------------------------------------------------------
