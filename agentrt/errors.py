@@ -47,13 +47,23 @@ from urllib.parse import urlsplit
 
 from agentrt.former import former_names
 
+_TOLD = 3
+"""Maximum number of errors of a group that the group's text has."""
+
 
 def text_of(error: BaseException) -> str:
-    """Return the text of an error; a replacement text if the error's own ``__str__`` raises."""
+    """Return the text of an error; a replacement text if the error's own ``__str__`` raises. The
+    text of a group, such as the error of a TaskGroup, has the texts of its first errors, too.
+    """
     try:
-        return str(error)
+        text = str(error)
     except Exception as raised:
         return f"the error has no text ({type(raised).__name__})"
+    if not isinstance(error, BaseExceptionGroup):
+        return text
+    told = [f"{type(each).__name__}: {text_of(each)}" for each in error.exceptions[:_TOLD]]
+    left = len(error.exceptions) - len(told)
+    return f"{text}: {'; '.join(told)}" + (f"; and {left} more" if left else "")
 
 
 def first_of(error: BaseException) -> BaseException:
