@@ -2,16 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields as dataclass_fields
 from dataclasses import is_dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta, timezone
+from decimal import Decimal
 from enum import Enum
+from ipaddress import (
+    IPv4Address,
+    IPv4Interface,
+    IPv4Network,
+    IPv6Address,
+    IPv6Interface,
+    IPv6Network,
+)
+from pathlib import PurePath
+from re import Pattern
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import orjson
 import sqlalchemy as sa
 from fastapi import HTTPException, Response
+from langgraph.types import Send
+from pydantic import ValidationError
 
 from agentrt.errors import text_of
 
@@ -22,6 +37,8 @@ _NOT_OBJECTS = ("model_attributes_type", "dict_type")
 _MAX_ERRORS = 5
 """Maximum number of faults of a request that an error message lists."""
 _RETRY_S = "5"
+_DIGITS = 20
+"""Number of digits of the largest integer of 64 bits."""
 _TIMES = {"created_at", "updated_at", "state_updated_at", "end_time", "next_run_date"}
 """The columns with times in seconds since 1970 that clients get as texts."""
 
@@ -42,6 +59,16 @@ def summary(errors: Sequence[Any]) -> str:
     parts = [f"{_field(error['loc'])}: {_fault(error)}" for error in errors[:_MAX_ERRORS]]
     left = len(errors) - _MAX_ERRORS
     return "; ".join(parts) + (f"; and {left} more" if left > 0 else "")
+
+
+def reason(error: Exception) -> str:
+    """Return one line that says why a graph refuses values: the faults of the fields if pydantic
+    has refused them, else the first line of the error.
+    """
+    if isinstance(error, ValidationError):
+        faults = error.errors(include_url=False)
+        return summary([{**fault, "loc": (error.title, *fault["loc"])} for fault in faults])
+    return text_of(error).partition("\n")[0] or type(error).__name__
 
 
 def _field(location: Sequence[Any]) -> str:
@@ -97,9 +124,10 @@ def row_json(row: sa.Row[Any], *hidden: str) -> dict[str, Any]:
 
 def encode(value: Any) -> bytes:
     """Encode ``value`` as JSON. Messages, models, named tuples, mappings and errors become objects,
-    sets become lists, and bytes become texts. A value of any other class that orjson does not
-    support becomes its ``repr``. An integer of more than 64 bits becomes a text, and NaN becomes
-    null.
+    sets and deques become lists, and bytes become texts. As on LangGraph's own server, a decimal
+    becomes a number, a duration its seconds, and a path or an IP address a text. A value of any
+    other class that orjson does not support becomes its ``repr``. An integer of more than 64 bits
+    becomes a text, and NaN becomes null.
     """
     try:
         return orjson.dumps(value, default=_plain, option=_OPTIONS)
@@ -120,8 +148,8 @@ def timestamp(seconds: float) -> str:
 
 
 def error_json(error: BaseException) -> dict[str, str]:
-    """Return an error in the form that clients get."""
-    return {"error": type(error).__name__, "message": text_of(error)}
+    """Return an error in the form that clients get, with a message that a database can store."""
+    return {"error": type(error).__name__, "message": to_json(text_of(error))}
 
 
 def check_json(value: Any) -> None:
@@ -158,13 +186,38 @@ def _step(value: Any) -> Any:
         dump = getattr(value, method, None)
         if callable(dump) and not isinstance(value, type):
             return dump()
-    if isinstance(value, tuple | set | frozenset):
-        return list(value)
-    if isinstance(value, bytes | bytearray):
-        return value.decode("utf-8", "replace")
-    if isinstance(value, Mapping):
-        return dict(value)
+    for kind, convert in _CONVERSIONS:
+        if isinstance(value, kind):
+            return convert(value)
     return repr(value)
+
+
+def _number(value: Decimal) -> int | float | str:
+    """Return a decimal as an integer if it has no places after the point, else as a float. An
+    integer of more than 64 bits becomes a text.
+    """
+    if not value.is_finite() or int(value.as_tuple().exponent) < 0:
+        return float(value)
+    return int(value) if value.adjusted() < _DIGITS else str(value)
+
+
+_CONVERSIONS: tuple[tuple[Any, Callable[[Any], Any]], ...] = (
+    ((tuple, set, frozenset, deque), list),
+    (Decimal, _number),
+    (timedelta, timedelta.total_seconds),
+    ((timezone, ZoneInfo), lambda zone: zone.tzname(None) or str(zone)),
+    (
+        (
+            *(PurePath, IPv4Address, IPv4Interface, IPv4Network),
+            *(IPv6Address, IPv6Interface, IPv6Network),
+        ),
+        str,
+    ),
+    (Pattern, lambda pattern: pattern.pattern),
+    (Send, lambda send: {"node": send.node, "args": send.arg}),
+    ((bytes, bytearray), lambda data: data.decode("utf-8", "replace")),
+    (Mapping, dict),
+)
 
 
 def _repaired(value: Any, depth: int) -> Any:

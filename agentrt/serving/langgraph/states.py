@@ -31,8 +31,14 @@ async def last_state(
 
 
 async def thread_state(graph: Graph, thread: str) -> dict[str, Any]:
-    """Return the columns of a thread's row that depend on its latest checkpoint."""
-    state = await last_state(graph, thread_config(thread))
+    """Return the columns of a thread's row that depend on its latest checkpoint. If the graph's
+    state does not accept the values in the checkpoint, return only the status ``idle``, so that the
+    stored values stay unchanged.
+    """
+    try:
+        state = await last_state(graph, thread_config(thread))
+    except ValueError:  # for example of pydantic, because a run had an invalid input
+        return {"status": "idle"}
     interrupts = {task.id: list(task.interrupts) for task in state.tasks if task.interrupts}
     return {
         "status": "interrupted" if state.next else "idle",

@@ -15,6 +15,7 @@ from langchain_core.runnables import RunnableConfig
 from langgraph.errors import EmptyInputError, InvalidUpdateError
 from langgraph.types import StateSnapshot, StateUpdate
 from orjson import Fragment
+from pydantic import ValidationError
 
 from agentrt.integrations.langgraph.graphs import Graph, Purpose
 from agentrt.serving.langgraph import bodies
@@ -24,7 +25,7 @@ from agentrt.serving.langgraph.database._compat import keep_latest
 from agentrt.serving.langgraph.database.filters import Filter
 from agentrt.serving.langgraph.database.tables import matching, selected, threads
 from agentrt.serving.langgraph.database.threads import lifetime_json, thread_json
-from agentrt.serving.langgraph.responses import JSON, conflict, invalid, not_found
+from agentrt.serving.langgraph.responses import JSON, conflict, invalid, not_found, reason
 from agentrt.serving.langgraph.routes import Routes, route
 from agentrt.serving.langgraph.runs.queue import RunQueue
 from agentrt.serving.langgraph.states import checkpoint_json, last_state, state_json, thread_state
@@ -114,7 +115,8 @@ class StateRoutes(Routes):
         """Return the states of a thread's history, the newest first.
 
         Raises 403 and 404 as `TenantState.thread` does, and 422 for a checkpoint of another thread,
-        an unknown namespace, or a filter that the checkpointer refuses.
+        an unknown namespace, a filter that the checkpointer refuses, or a checkpoint with values
+        that the graph does not accept.
         """
         config = _config(thread_id, body.checkpoint or Checkpoint())
         before = body.before
@@ -129,8 +131,10 @@ class StateRoutes(Routes):
             )
             try:
                 states = [state async for state in history]
+            except ValidationError as error:
+                raise _unreadable(thread_id, error) from error
             except ValueError as error:
-                raise invalid(str(error)) from error
+                raise invalid(reason(error)) from error
         return [state_json(state, str(thread_id), body.select) for state in states]
 
     async def write(
@@ -165,7 +169,8 @@ class StateRoutes(Routes):
         select: Sequence[str] | None = None,
     ) -> Object:
         """Return a thread's state at a checkpoint. Raises 404 if the thread, the checkpoint or its
-        namespace does not exist, and 422 for a checkpoint of another thread.
+        namespace does not exist, and 422 for a checkpoint of another thread, or with values that
+        the graph does not accept.
         """
         config = _config(thread_id, checkpoint)
         async with self._graph(caller, thread_id, "read") as opened:
@@ -175,9 +180,9 @@ class StateRoutes(Routes):
                 try:
                     state = await last_state(opened[1], config, subgraphs=subgraphs)
                 except ValueError as error:
-                    if not checkpoint.checkpoint_ns:  # an error of the graph itself
-                        raise
-                    raise HTTPException(404, f"checkpoint_ns: {error}") from error
+                    if not checkpoint.checkpoint_ns:
+                        raise _unreadable(thread_id, error) from error
+                    raise HTTPException(404, f"checkpoint_ns: {reason(error)}") from error
         if state.created_at is None and checkpoint.checkpoint_id:
             raise not_found("checkpoint", checkpoint.checkpoint_id)
         return state_json(state, str(thread_id), select)
@@ -239,8 +244,17 @@ def _refused_updates(field: str) -> Iterator[None]:
     try:
         yield
     except (InvalidUpdateError, EmptyInputError, ValueError, TypeError, KeyError) as error:
-        first_line = str(error).partition("\n")[0] or type(error).__name__
-        raise invalid(f"{field}: {first_line}") from error
+        raise invalid(f"{field}: {reason(error)}") from error
+
+
+def _unreadable(thread_id: UUID, error: ValueError) -> HTTPException:
+    """Return the error for a checkpoint with values that the graph's state does not accept, for
+    example because a run had an invalid input. LangGraph then starts no run at this checkpoint.
+    """
+    return invalid(
+        f"the graph does not accept the values in the state of thread {thread_id}: "
+        f"{reason(error)}; use another thread, or start a run from an earlier checkpoint"
+    )
 
 
 class ThreadRoutes(Routes):

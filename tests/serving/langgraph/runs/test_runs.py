@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+import re
+from collections import deque
+from datetime import timedelta
+from decimal import Decimal
+from ipaddress import ip_address
+from pathlib import Path
 from typing import Any
 from uuid import uuid4
+from zoneinfo import ZoneInfo
 
 import pytest
+from langgraph.graph import START, StateGraph
+from langgraph.types import Send
+from langgraph_sdk import get_client
 from langgraph_sdk.client import LangGraphClient
+from typing_extensions import TypedDict
 
-from tests.serving.langgraph.graphs import GATES
-from tests.serving.langgraph.serve import Serving
+from tests.serving.langgraph.graphs import GATES, Steps
+from tests.serving.langgraph.serve import Serving, serving
 
 IN: Any = {"steps": ["in"]}
 DONE: Any = {"steps": ["in", "first", "inner", "last"]}
@@ -45,6 +56,73 @@ async def test_a_run_whose_nodes_clash_ends(client: LangGraphClient) -> None:
     state: Any = await client.threads.get_state(thread)
     assert kept["values"] == state["values"] == {"chosen": "x"}
     assert state["next"] == ["left", "right"]
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (ValueError("no \ud800 text"), "no ? text"),
+        (ValueError("no \0 text"), "no � text"),
+        (
+            ExceptionGroup("two", [OSError(1), ExceptionGroup("x", [KeyError(2)])]),
+            "two (2 sub-exceptions): OSError: 1; ExceptionGroup: x (1 sub-exception): KeyError: 2",
+        ),
+    ],
+)
+async def test_an_error_of_a_node_reaches_the_client(
+    tmp_path: Path, error: Exception, message: str
+) -> None:
+    """The text of an error may be one that no database stores, or tell nothing of its causes."""
+
+    def fail(state: Any) -> Any:
+        raise error
+
+    graph = StateGraph(Steps).add_node("fail", fail).add_edge(START, "fail")
+    with serving({"failing": graph}, tmp_path / "a.db") as it:
+        async with get_client(url=it.url) as client:
+            thread = await a_thread(client)
+            failed: Any = await client.runs.wait(thread, "failing", input=IN, raise_error=False)
+            kept: Any = await client.threads.get(thread)
+    assert failed["__error__"] == kept["error"]
+    assert kept["error"] == {"error": type(error).__name__, "message": message}
+
+
+async def test_values_of_many_types_reach_the_client(tmp_path: Path) -> None:
+    """In the form in which LangGraph's own server sends them."""
+    values = {
+        "whole": Decimal(3),
+        "part": Decimal("1.50"),
+        "none": Decimal("nan"),
+        "large": Decimal("1e30"),
+        "length": timedelta(seconds=90),
+        "zone": ZoneInfo("Europe/Berlin"),
+        "file": Path("/a/b"),
+        "host": ip_address("::1"),
+        "pattern": re.compile("a.*"),
+        "queue": deque([Decimal(1)]),
+        "next": Send("node", {"x": 1}),
+    }
+
+    class Values(TypedDict):
+        value: Any
+
+    graph = StateGraph(Values).add_node("fill", lambda _: {"value": values}).add_edge(START, "fill")
+    with serving({"any": graph}, tmp_path / "a.db") as it:
+        async with get_client(url=it.url) as client:
+            result: Any = await client.runs.wait(None, "any", input=given(value=None))
+    assert result["value"] == {
+        "whole": 3,
+        "part": 1.5,
+        "none": None,
+        "large": "1E+30",
+        "length": 90.0,
+        "zone": "Europe/Berlin",
+        "file": "/a/b",
+        "host": "::1",
+        "pattern": "a.*",
+        "queue": [1],
+        "next": {"node": "node", "args": {"x": 1}},
+    }
 
 
 async def test_a_run_without_a_thread_leaves_none_unless_told(client: LangGraphClient) -> None:

@@ -14,7 +14,7 @@ from langgraph_sdk.client import LangGraphClient
 from langgraph_sdk.errors import ConflictError, UnprocessableEntityError
 
 from tests.serving.langgraph.graphs import GATES, Gated
-from tests.serving.langgraph.runs.test_runs import IN, a_thread, at_a_gate
+from tests.serving.langgraph.runs.test_runs import IN, a_thread, at_a_gate, given
 from tests.serving.langgraph.serve import serving
 
 
@@ -116,6 +116,32 @@ async def test_another_threads_checkpoint_is_refused(client: LangGraphClient) ->
     config: Any = {"configurable": {"thread_id": other}}
     with pytest.raises(UnprocessableEntityError, match="thread_id"):
         await client.runs.create(mine, "steps", input=IN, config=config)
+
+
+async def test_a_state_that_does_not_fit_its_graph_says_what_is_wrong(
+    client: LangGraphClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    thread = await a_thread(client)
+    await client.runs.wait(thread, "order", input=given(amount=1))
+    (last, *_) = await client.threads.get_history(thread)
+    failed: Any = await client.runs.wait(
+        thread, "order", input=given(amount="much"), raise_error=False
+    )
+    assert failed["__error__"]["error"] == "ValidationError"
+    wrong = "amount: Input should be a valid decimal"
+    with pytest.raises(UnprocessableEntityError, match=wrong):
+        await client.threads.get_state(thread)
+    with pytest.raises(UnprocessableEntityError, match=wrong):
+        await client.threads.get_history(thread)
+    with pytest.raises(UnprocessableEntityError, match=f"values: {wrong}"):
+        await client.threads.update_state(thread, {"amount": "many"})
+    kept: Any = await client.threads.get(thread)
+    assert (kept["status"], kept["values"]["amount"]) == ("error", 1)
+    assert "could not be stored" not in caplog.text
+    earlier = last["checkpoint"]
+    await client.runs.wait(thread, "order", input=given(amount=2), checkpoint=earlier)
+    state: Any = await client.threads.get_state(thread)
+    assert state["values"]["total"] == 4
 
 
 async def test_a_strict_answer_to_nothing_fails_its_run(client: LangGraphClient) -> None:
