@@ -114,14 +114,14 @@ class Interrupts:
 
     def _until_ended(self, loop: asyncio.AbstractEventLoop, task: asyncio.Task[T]) -> T:
         try:
-            return loop.run_until_complete(task)
+            return _result(loop, task)
         except asyncio.CancelledError:
             if self.number is None:
                 raise
             raise StoppedError(self.number, self._note()) from None
         finally:
             # asyncio.run would wait for tools in threads, and threads cannot be stopped.
-            loop.run_until_complete(_finish(loop))
+            _result(loop, loop.create_task(_finish(loop)))
             end_descendants()
             self._over.set()
 
@@ -152,6 +152,21 @@ class Interrupts:
         assert self.number is not None
         how = "interrupted" if self.number == signal.SIGINT else signal.Signals(self.number).name
         return f"{how}: {self._subject} were stopped"
+
+
+def _result(loop: asyncio.AbstractEventLoop, task: asyncio.Task[T]) -> T:
+    """Run the loop until ``task`` has ended, and return the task's result.
+
+    If code of a program calls `sys.exit` in another task, such as a node of a graph, asyncio gives
+    the `SystemExit` to the task that awaits this task, and also stops the loop. The loop then
+    continues, because one program must not end the others.
+    """
+    while True:
+        try:
+            return loop.run_until_complete(task)
+        except SystemExit:
+            if task.done():
+                raise
 
 
 @contextmanager

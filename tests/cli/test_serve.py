@@ -207,6 +207,25 @@ class Running:
         return self.process.wait(WAIT_S), "".join(self.lines)
 
 
+EXITS = """
+import sys
+from langgraph.graph import START, MessagesState, StateGraph
+
+async def leave(*given):
+    sys.exit(3)
+
+@program
+async def one(ctx, text):
+    if text == "exit":
+        async with asyncio.TaskGroup() as group:
+            group.create_task(leave())
+    return text
+
+builder = StateGraph(MessagesState).add_node("leave", leave).add_edge(START, "leave")
+graph = builder.compile(name="graph")
+"""
+
+
 @contextmanager
 def running(
     path: Path, *options: str, engine: str = "echoing", python: str = "", address: str = ""
@@ -260,6 +279,16 @@ def test_it_serves_until_a_signal_ends_it(write: Write) -> None:
         assert code == 128 + signal.SIGINT
         assert said.splitlines()[-1] == "stopped: all running requests have ended"
         assert "Traceback" not in said
+
+
+def test_a_program_that_exits_does_not_end_the_server(write: Write) -> None:
+    """Wherever its code calls sys.exit: here in a task of a program, and in a node of a graph."""
+    with running(write("import asyncio\n" + EXITS)) as (_, url):
+        assert "the program raised SystemExit: 3" in str(ask(url, "exit")["error"])
+        body = {"assistant_id": "graph", "input": {"messages": []}}
+        answer = httpx.post(f"{url}/runs/wait", json=body, timeout=WAIT_S).json()
+        assert answer["__error__"]["message"] == "the program raised SystemExit: 3"
+        assert ask(url, "hello")["result"] == "hello"
 
 
 def test_a_server_on_a_unix_socket(
