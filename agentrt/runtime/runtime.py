@@ -137,6 +137,11 @@ class Runtime:
         """The live runs, by id."""
         return self.registry.runs
 
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop | None:
+        """The event loop on which the runtime runs; None if the runtime is not open."""
+        return self._loop if self._open else None
+
     async def __aenter__(self) -> Self:
         await self.open()
         return self

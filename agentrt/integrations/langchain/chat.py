@@ -58,8 +58,8 @@ class ChatAgentRT(BaseChatModel):
 
     Without arguments, the model uses the endpoint in the variable ``AGENTRT_BASE_URL``, or without
     this variable, this process's embedded engine, which starts at the first call and is shared. Set
-    ``runtime`` to an open `Runtime` on the running event loop, or to a `RuntimeClient`; or set
-    ``base_url`` to an OpenAI-compatible endpoint. ``model`` must be the model that is served.
+    ``runtime`` to an open `Runtime` or to a `RuntimeClient`; or set ``base_url`` to an
+    OpenAI-compatible endpoint. ``model`` must be the model that is served.
 
     ``temperature`` 0, the default, is greedy decoding; None uses the temperature that the model's
     authors recommend, and is the default if ``n`` is greater than 1. With ``max_tokens`` None, an
@@ -332,7 +332,9 @@ class ChatAgentRT(BaseChatModel):
         Decoding is constrained to the schema with every method. ``function_calling`` describes the
         schema to the model as a tool; with ``json_schema`` and ``json_mode`` the prompt must
         describe it. ``json_mode`` works without a schema. ``kwargs`` are other options of the
-        calls. Raises `ConfigError` for an unknown method or a missing schema.
+        calls. With ``tools``, the model may call a tool in place of an answer with these two
+        methods; the output is then None. Raises `ConfigError` for an unknown method or a missing
+        schema.
         """
         return structured(self, schema, method, include_raw=include_raw, strict=strict, **kwargs)
 

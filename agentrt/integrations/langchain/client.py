@@ -85,12 +85,13 @@ class RuntimeClient:
     def borrow(
         cls, runtime: Runtime, loop: asyncio.AbstractEventLoop | None = None
     ) -> RuntimeClient:
-        """Make a client of an open runtime on ``loop``, by default the running event loop. Raises
-        `ConfigError` if there is neither.
+        """Make a client of a runtime on ``loop``, by default the loop on which the runtime is open,
+        or for a runtime that is not open, the running event loop. Raises `ConfigError` if there is
+        no loop.
         """
         client = cls(lambda: runtime)
         client._make, client._runtime = None, runtime
-        client._loop = loop or running_loop()
+        client._loop = loop or runtime.loop or running_loop()
         if client._loop is None:
             raise ConfigError(
                 "no event loop is running, so it is unknown which loop the runtime belongs to; "

@@ -18,7 +18,7 @@ from langchain_core.output_parsers.openai_tools import (
     JsonOutputKeyToolsParser,
     PydanticToolsParser,
 )
-from langchain_core.runnables import Runnable, RunnableMap, RunnablePassthrough
+from langchain_core.runnables import Runnable, RunnableLambda, RunnableMap, RunnablePassthrough
 from langchain_core.utils.function_calling import convert_to_json_schema, convert_to_openai_tool
 from langchain_core.utils.pydantic import is_basemodel_subclass
 
@@ -319,7 +319,7 @@ def structured(
         raise ConfigError(f"method {method!r} needs a schema; pass one, or use method 'json_mode'")
     shown = {"kwargs": {"method": method, "strict": strict}, "schema": schema}
     bound: Runnable[LanguageModelInput, Any]
-    parser: BaseOutputParser[Any]
+    parser: Runnable[Any, Any]
     if method == "function_calling":
         tools = [schema, *options.pop("tools", ())]
         single = {"parallel_tool_calls": False, "ls_structured_output_format": shown}
@@ -328,8 +328,13 @@ def structured(
     else:
         # Constrain JSON mode to the schema, too, if there is one, because that costs nothing.
         form = {"type": "json_object"} if schema is None else as_format(schema)
-        bound = model.bind(response_format=form, ls_structured_output_format=shown, **options)
+        options |= {"response_format": form, "ls_structured_output_format": shown}
         parser = _text_parser(schema)
+        if tools := options.pop("tools", None):
+            bound = model.bind_tools(tools, strict=strict, **options)
+            parser = _unless_called(parser)
+        else:
+            bound = model.bind(**options)
     return _with_raw(bound, parser) if include_raw else bound | parser
 
 
@@ -350,8 +355,15 @@ def _text_parser(schema: Any) -> BaseOutputParser[Any]:
     return JsonOutputParser()
 
 
+def _unless_called(parser: Runnable[Any, Any]) -> Runnable[Any, Any]:
+    """Return ``parser`` for a model that may call tools in place of an answer. For such a message,
+    the result is None, as with `ChatOpenAI`.
+    """
+    return RunnableLambda(lambda message: None if message.tool_calls else parser.invoke(message))
+
+
 def _with_raw(
-    bound: Runnable[LanguageModelInput, Any], parser: BaseOutputParser[Any]
+    bound: Runnable[LanguageModelInput, Any], parser: Runnable[Any, Any]
 ) -> Runnable[LanguageModelInput, Any]:
     parsed = RunnablePassthrough.assign(
         parsed=itemgetter("raw") | parser, parsing_error=lambda _: None

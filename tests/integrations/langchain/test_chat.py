@@ -121,6 +121,21 @@ async def test_schemas_are_held_to(
         assert "setup" in schema["properties"]
 
 
+@pytest.mark.parametrize("method", ["json_schema", "json_mode"])
+async def test_a_model_with_a_schema_may_call_tools(
+    model: ChatAgentRT, executor: ScriptedExecutor, script: dict[str, Any], method: Any
+) -> None:
+    structured = model.with_structured_output(Joke, method=method, tools=[add], include_raw=True)
+    script["say"] = ToolCall("add", {"a": 1, "b": 2})
+    called = await structured.ainvoke("hello")
+    assert [call["name"] for call in called["raw"].tool_calls] == ["add"]
+    assert (called["parsed"], called["parsing_error"]) == (None, None)
+    assert [tool["function"]["name"] for tool in asked(executor)["tools"]] == ["add"]
+    script["say"] = '{"setup": "a cat"}'
+    answered = await structured.ainvoke("hello")
+    assert isinstance(answered["parsed"], Joke)
+
+
 async def test_text_is_a_format_too(model: ChatAgentRT, executor: ScriptedExecutor) -> None:
     await model.ainvoke("hello", response_format={"type": "text"})
     assert asked(executor)["response_format"] == {"type": "text"}

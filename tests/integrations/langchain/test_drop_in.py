@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 from langchain.agents import create_agent
 from langchain.chat_models import init_chat_model
 from langchain_core.language_models import BaseChatModel
+from langchain_core.runnables import ConfigurableField
 from langchain_openai import ChatOpenAI
 
 from agentrt import Runtime
@@ -127,6 +129,19 @@ async def test_several_answers_are_not_greedy_unless_asked(
     assert "temperature" not in asked(executor)
     await model.ainvoke("hello", temperature=0)
     assert asked(executor)["temperature"] == 0
+
+
+async def test_a_model_of_an_open_runtime_may_be_made_in_a_thread(
+    runtime: Runtime, executor: ScriptedExecutor
+) -> None:
+    """LangChain makes a model anew for each call that sets a configurable field."""
+    field = ConfigurableField("temperature")
+    model = ChatAgentRT(runtime=runtime).configurable_fields(temperature=field)
+    warm = model.with_config(configurable={"temperature": 0.5})
+    await asyncio.to_thread(warm.invoke, "hello")
+    assert asked(executor)["temperature"] == 0.5
+    await asyncio.to_thread(lambda: ChatAgentRT(runtime=runtime, temperature=1).invoke("hello"))
+    assert asked(executor)["temperature"] == 1
 
 
 async def test_langchain_finds_it_by_its_provider(runtime: Runtime, executor: Any) -> None:
