@@ -31,14 +31,11 @@ async def last_state(
 
 
 async def thread_state(graph: Graph, thread: str) -> dict[str, Any]:
-    """Return the columns of a thread's row that depend on its latest checkpoint. If the graph's
-    state does not accept the values in the checkpoint, return only the status ``idle``, so that the
-    stored values stay unchanged.
+    """Return the columns of a thread's row that depend on its latest checkpoint. Raises
+    `ValueError` if the graph does not accept the values in the checkpoint, for example because a
+    run had an invalid input.
     """
-    try:
-        state = await last_state(graph, thread_config(thread))
-    except ValueError:  # for example of pydantic, because a run had an invalid input
-        return {"status": "idle"}
+    state = await last_state(graph, thread_config(thread))
     interrupts = {task.id: list(task.interrupts) for task in state.tasks if task.interrupts}
     return {
         "status": "interrupted" if state.next else "idle",
@@ -46,6 +43,16 @@ async def thread_state(graph: Graph, thread: str) -> dict[str, Any]:
         "interrupts": to_json(interrupts),
         "error": None,
     }
+
+
+async def readable_state(graph: Graph, thread: str) -> dict[str, Any]:
+    """Return the `thread_state`. If the graph does not accept the values in the checkpoint, return
+    only the status ``idle``, so that the stored values stay unchanged.
+    """
+    try:
+        return await thread_state(graph, thread)
+    except ValueError:
+        return {"status": "idle"}
 
 
 def state_json(

@@ -75,7 +75,7 @@ export class Conversation {
     this.questions = questions ?? [];
     if (questions && !Object.keys(rest).length) return;
     this.values = isObject(values) ? rest : values;
-    this.messages = this.values?.messages ?? [];
+    this.messages = this.values?.messages ?? this.messages; // the graph's output may have no messages
     for (const message of this.messages) this.growing.delete(message.id);
   }
 

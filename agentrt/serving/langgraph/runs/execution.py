@@ -483,7 +483,10 @@ class Execution:
         """Store the run's end with its status and result. The result of a cancelled run is the
         thread's values, and not an error.
         """
-        state = await self._thread_state()
+        try:
+            state = await self._thread_state()
+        except ValueError as unreadable:  # the graph does not accept the thread's values
+            error, state = error or unreadable, {"status": "idle"}
         # A run that has ended before the server began to stop is not cancelled.
         if self._live.action not in (None, "shutdown"):
             result = encode(state.get("values") or {})
@@ -553,7 +556,10 @@ class Execution:
         if record.origin is not None:
             await storage.revoked.revoke(record.run_id)
             await _roll_back(storage.database, record.thread_id, record.origin)
-        state = await self._thread_state()
+        try:
+            state = await self._thread_state()
+        except ValueError:  # as in `_finish`
+            state = {"status": "idle"}
         removal = self._state.runs.removal(record.run_id)
         await self._state.threads.update_state(record.thread_id, state, *removal)
         self._live.result = encode(state.get("values") or {})

@@ -28,7 +28,12 @@ from agentrt.serving.langgraph.database.threads import lifetime_json, thread_jso
 from agentrt.serving.langgraph.responses import JSON, conflict, invalid, not_found, reason
 from agentrt.serving.langgraph.routes import Routes, route
 from agentrt.serving.langgraph.runs.queue import RunQueue
-from agentrt.serving.langgraph.states import checkpoint_json, last_state, state_json, thread_state
+from agentrt.serving.langgraph.states import (
+    checkpoint_json,
+    last_state,
+    readable_state,
+    state_json,
+)
 from agentrt.serving.langgraph.tenant_state import TenantState
 
 _T = "/threads/{thread_id}"
@@ -86,7 +91,7 @@ class StateRoutes(Routes):
             config = _with_metadata(_config(thread_id, start), caller, graph_id)
             with _refused_updates("values"):
                 written = await graph.aupdate_state(config, body.values, body.as_node)
-            await self._state.threads.update_state(key, await thread_state(graph, key))
+            await self._state.threads.update_state(key, await readable_state(graph, key))
         checkpoint = checkpoint_json(written, key)
         own_id = checkpoint["checkpoint_id"]
         return JSON({"checkpoint": checkpoint, "configurable": checkpoint, "checkpoint_id": own_id})
@@ -156,7 +161,7 @@ class StateRoutes(Routes):
             with _refused_updates("supersteps"):
                 config = _with_metadata(_config(UUID(key), Checkpoint()), caller, graph_id)
                 await graph.abulk_update_state(config, steps)
-            await self._state.threads.update_state(key, await thread_state(graph, key))
+            await self._state.threads.update_state(key, await readable_state(graph, key))
 
     # -- inside ------------------------------------------------------------------------
 
@@ -194,7 +199,7 @@ class StateRoutes(Routes):
         async with self._graph(caller, thread_id, "read") as opened:
             if opened is None:
                 return {"status": "idle"}
-            return await thread_state(opened[1], str(thread_id))
+            return await readable_state(opened[1], str(thread_id))
 
     @asynccontextmanager
     async def _graph(
