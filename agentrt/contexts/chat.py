@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeGuard
 
@@ -12,7 +12,7 @@ from agentrt.request import Message
 from agentrt.request.text import ReadsAsText, plain_message
 
 Ids = tuple[int, ...]
-Content = str | ReadsAsText | Sequence[int] | Sequence[Message]
+Content = str | ReadsAsText | Iterable[int] | Iterable[Message]
 """The kinds of content for `TokenContext.fill`: text, an earlier reply, token ids, or chat messages
 in OpenAI's form.
 """

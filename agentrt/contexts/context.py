@@ -8,7 +8,7 @@ from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from numbers import Integral, Real
-from typing import Any, Literal, Self, cast
+from typing import Any, Literal, Self
 
 from agentrt.contexts.attention import Attention
 from agentrt.contexts.automaton import Automaton
@@ -77,18 +77,19 @@ class TokenContext:
         """Append text, token ids, or chat messages. The engine computes nothing yet.
 
         Messages close the model's last turn, if there is one, and open the model's next turn.
+        Token ids and messages may come from any iterable, such as a generator or an array of numpy.
         Raises `ConfigError` for a list of other values, and for messages if the chat template
         cannot continue in the middle of a chat. Raises `UsageError` if the context was dropped, is
         generating, or is being filled.
         """
         with self._changing("filling"):
-            _check_content(content)
-            if is_messages(content):
+            read = _read_content(content)
+            if is_messages(read):
                 frontend = await self._emitter.frontend()
-                chat = await self._chat.extended(frontend, self.model, self._ids, content)
+                chat = await self._chat.extended(frontend, self.model, self._ids, read)
                 self._ids, self._chat = chat
             else:
-                self._ids += await self._as_ids(content)
+                self._ids += await self._as_ids(read)
 
     def truncate(self, length: int) -> None:
         """Remove all tokens except the first ``length``. Raises `ConfigError` if ``length`` is
@@ -112,7 +113,7 @@ class TokenContext:
         saved contexts would be too large, or if the name is empty or too long.
         """
         self._check_alive()
-        self._emitter.save(name, SavedContext(array("I", self._ids), self.model))
+        self._emitter.save(name, SavedContext(array("I", self._ids), self.model, self._chat.opened))
         self.keep()
 
     def keep(self) -> None:
@@ -222,16 +223,28 @@ class TokenContext:
         return Generation(run)
 
     async def score(
-        self, content: str | Sequence[int], *, top: int = 0, attention: Attention | None = None
+        self,
+        content: str | ReadsAsText | Iterable[int],
+        *,
+        top: int = 0,
+        attention: Attention | None = None,
     ) -> Scores:
         """Return the log probability of each token of ``content`` after this context.
 
         The engine makes one forward pass over ``content``. The context is not changed. ``top`` is
         the number of the likeliest tokens that are returned for each position. Raises `ConfigError`
-        if the context or ``content`` is empty.
+        if the context or ``content`` is empty, if ``content`` has chat messages, or if ``top`` is
+        negative.
         """
-        top = _whole("top", top)
-        ids = await self._as_ids(content)
+        if (top := _whole("top", top)) < 0:
+            raise ConfigError(f"top must be at least 0, got {top}")
+        read = _read_content(content)
+        if is_messages(read):
+            raise ConfigError(
+                "score() takes text or token ids, and not chat messages; fill a fork with the "
+                "messages, and score the text that follows them"
+            )
+        ids = await self._as_ids(read)
         first = len(self._ids)
         if not (first and ids):
             raise ConfigError(
@@ -340,18 +353,20 @@ class TokenContext:
         frontend = await self._emitter.frontend()
         return await frontend.detokenize(ids, self.model)
 
-    async def _as_ids(self, content: Content) -> tuple[int, ...]:
-        _check_content(content)
+    async def _as_ids(self, content: str | ReadsAsText | tuple[Any, ...]) -> tuple[int, ...]:
+        """Return the token ids of a text, or of content from `_read_content` that has no messages.
+
+        Raises `ConfigError` for values that are no token ids.
+        """
         if isinstance(content, str | ReadsAsText):
             frontend = await self._emitter.frontend()
             return tuple(await frontend.tokenize(str(content), self.model))
         kinds = set(map(type, content))
-        if any(kind is bool or not issubclass(kind, int) for kind in kinds):
-            raise ConfigError(
-                "a context takes text, chat messages, or token ids, not a list of "
-                f"{', '.join(sorted(kind.__name__ for kind in kinds))}"
-            )
-        ids = tuple(cast(Sequence[int], content))
+        if any(kind is bool or not issubclass(kind, Integral) for kind in kinds):
+            raise ConfigError(_OTHER_CONTENT.format(_names_of(kinds)))
+        ids: tuple[int, ...] = content
+        if not all(issubclass(kind, int) for kind in kinds):
+            ids = tuple(map(int, ids))
         wrong = next((each for each in ids if not 0 <= each < _END_OF_IDS), None)
         if wrong is not None:
             raise ConfigError(
@@ -386,6 +401,17 @@ class TokenContext:
             raise UsageError(
                 "the context is being filled; await the other fill() first, or use a fork"
             )
+
+
+def open_saved(emitter: TokenEmitter, name: str) -> TokenContext:
+    """Return a context that `TokenContext.save` has saved. Raises `UnknownContextError` if the
+    tenant has saved no context with this name.
+    """
+    saved = emitter.open(name)
+    context = TokenContext(emitter, saved.model, saved.token_ids)
+    context._chat = Chat(saved.opened)
+    context.keep()
+    return context
 
 
 # -- types of arguments ------------------------------------------------------------------------
@@ -430,10 +456,34 @@ def _texts(name: str, values: Any) -> tuple[str, ...]:
     return texts
 
 
-def _check_content(content: Any) -> None:
-    """Raise `ConfigError` for content that is neither a text nor a list."""
-    if not isinstance(content, str | ReadsAsText | Iterable):
+_OTHER_CONTENT = "a context takes text, chat messages, or token ids, not a list of {}"
+
+
+def _read_content(content: Any) -> str | ReadsAsText | tuple[Any, ...]:
+    """Return content as a text or a tuple. An iterator is read here, because it can be read only
+    once.
+
+    Raises `ConfigError` for content that is neither a text nor a list, and for a list of messages
+    that also has texts or numbers.
+    """
+    if isinstance(content, str | ReadsAsText):
+        return content
+    if isinstance(content, Mapping):
+        raise ConfigError(
+            f"chat messages must be in a list, got {content!r:.80}; put the message into a list"
+        )
+    if isinstance(content, bytes | bytearray) or not isinstance(content, Iterable):
         raise ConfigError(f"a context takes text, chat messages, or token ids, got {content!r:.80}")
+    values = tuple(content)
+    if is_messages(values):
+        kinds = set(map(type, values))
+        if any(issubclass(kind, str | Integral) for kind in kinds):
+            raise ConfigError(_OTHER_CONTENT.format(_names_of(kinds)))
+    return values
+
+
+def _names_of(kinds: Iterable[type]) -> str:
+    return ", ".join(sorted(kind.__name__ for kind in kinds))
 
 
 # -- tokens that contexts share, and tokens that can be evicted when a context is dropped ------

@@ -16,10 +16,13 @@ _LONGEST_NAME = 128
 
 @dataclass(frozen=True, slots=True)
 class SavedContext:
-    """The tokens of a context, and its model or adapter."""
+    """The tokens of a context, its model or adapter, and the positions in ``opened`` at which the
+    tokens that opened the model's last turn begin and end (see `Chat`).
+    """
 
     token_ids: array[int]
     model: str | None = None
+    opened: tuple[int, int] | None = None
 
     @property
     def size(self) -> int:

@@ -16,6 +16,7 @@ from numbers import Real
 from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, Unpack, overload
 
 from agentrt.contexts import Content, TokenContext
+from agentrt.contexts.context import open_saved
 from agentrt.errors import AmbiguousOptionError, ConfigError, InterruptExpiredError
 from agentrt.former import former_names
 from agentrt.interrupts import Tool
@@ -131,11 +132,7 @@ class Context:
         """Open a context that `TokenContext.save` has saved. Raises `UnknownContextError` if the
         tenant has saved no context with this name.
         """
-        emitter = self._emitter.contexts
-        saved = emitter.open(name)
-        context = TokenContext(emitter, saved.model, saved.token_ids)
-        context.keep()
-        return context
+        return open_saved(self._emitter.contexts, name)
 
     async def forget(self, name: str) -> None:
         """Delete a saved context. Raises `UnknownContextError` if the tenant has saved no context

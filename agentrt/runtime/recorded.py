@@ -720,12 +720,15 @@ def read_tool(kept: KeptTool, toolbox: Toolbox) -> Tool:
 
 def kept_context(context: SavedContext) -> dict[str, Any]:
     """Return the stored form of a saved context."""
-    return {"token_ids": list(context.token_ids), "model": context.model}
+    opened = None if context.opened is None else list(context.opened)
+    return {"token_ids": list(context.token_ids), "model": context.model, "opened": opened}
 
 
 def read_context(kept: Mapping[str, Any]) -> SavedContext:
-    """Return the context of a stored form."""
-    return SavedContext(array("I", kept["token_ids"]), kept["model"])
+    """Return the context of a stored form. Journals of 0.2 have no ``opened``."""
+    opened = kept.get("opened")
+    at = None if opened is None else (opened[0], opened[1])
+    return SavedContext(array("I", kept["token_ids"]), kept["model"], at)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -194,6 +194,22 @@ async def test_a_saved_context_outlives_its_program_for_its_tenant_alone(
         await shared.start(opens, tenant="anna").wait()
 
 
+async def test_a_saved_chat_goes_on_as_the_chat_itself(shared: Runtime) -> None:
+    """A turn in which the model has written nothing is opened again, and not closed as an empty
+    answer.
+    """
+
+    async def body(ctx: Context) -> None:
+        context = await ctx.context(HELLO)
+        await context.save("chat")
+        opened = await ctx.open("chat")
+        await context.fill(AGAIN)
+        await opened.fill(AGAIN)
+        assert opened.token_ids == context.token_ids
+
+    await run(shared, body)
+
+
 async def test_wrong_use_is_one_clear_error(shared: Runtime, engine: ScriptedEngine) -> None:
     async def body(ctx: Context) -> None:
         context = await ctx.context("x")
@@ -277,6 +293,18 @@ async def test_contents_and_numbers_of_wrong_types_are_refused(shared: Runtime) 
             await context.fill([True])
         with pytest.raises(ConfigError, match="text, chat messages, or token ids, got None"):
             await context.score(None)
+        for content in (b"ab", bytearray(b"ab")):
+            with pytest.raises(ConfigError, match="text, chat messages, or token ids, got b"):
+                await context.fill(content)
+        with pytest.raises(ConfigError, match=r"must be in a list, got \{'role'"):
+            await context.fill(HELLO[0])
+        for other in (5, "text"):
+            with pytest.raises(ConfigError, match=f"not a list of dict, {type(other).__name__}"):
+                await context.fill([*HELLO, other])
+        with pytest.raises(ConfigError, match="and not chat messages; fill a fork"):
+            await context.score(HELLO)
+        with pytest.raises(ConfigError, match="top must be at least 0, got -1"):
+            await context.score("y", top=-1)
         with pytest.raises(ConfigError, match="top must be a whole number"):
             await context.score("y", top="a")
         with pytest.raises(ConfigError, match="k must be a whole number"):
@@ -285,6 +313,28 @@ async def test_contents_and_numbers_of_wrong_types_are_refused(shared: Runtime) 
             await context.next_tokens(allowed=5)
         with pytest.raises(ConfigError, match="model must be the name of a model, got 5"):
             await ctx.context("x", model=5)  # type: ignore[arg-type]  # refused at run time
+
+    await run(shared, body)
+
+
+async def test_contents_may_come_from_a_generator_or_an_array(shared: Runtime) -> None:
+    """A generator can be read only once, and must not be read to see what it has."""
+
+    async def body(ctx: Context) -> None:
+        sources: list[Callable[[], Any]] = [
+            lambda: iter([500, 501]),
+            lambda: np.array([500, 501]),
+            lambda: {500: "a", 501: "b"}.keys(),
+        ]
+        for source in sources:
+            context = await ctx.context(source())
+            assert context.token_ids == (500, 501)
+            assert set(map(type, context.token_ids)) == {int}
+            await context.fill(source())
+            assert context.token_ids == (500, 501, 500, 501)
+            assert [each.token_id for each in await context.score(source())] == [500, 501]
+        chat = await ctx.context(message for message in HELLO)
+        assert chat.token_ids == (await ctx.context(HELLO)).token_ids
 
     await run(shared, body)
 

@@ -109,14 +109,18 @@ class TransformersFrontend(Frontend):
         ids = await self.render(request)
         stop = request.get("stop") or ()
         sampling = Sampling(
-            top_p=request.get("top_p") or 1.0,
-            top_k=max(0, request.get("top_k") or 0),
+            top_p=1.0 if request.get("top_p") is None else request["top_p"],
+            top_k=int(request.get("top_k") or 0),
             min_p=request.get("min_p") or 0.0,
             stop=(stop,) if isinstance(stop, str) else tuple(stop),
             stop_token_ids=tuple(request.get("stop_token_ids") or ()),
         )
-        spec = replace(spec_of(request), request=None, prompt_token_ids=tuple(ids))
-        return self.addressed(replace(spec, sampling=sampling))
+        spec = replace(
+            spec_of(request), request=None, prompt_token_ids=tuple(ids), sampling=sampling
+        )
+        # A whole number in JSON may be written as 5.0.
+        seed = None if spec.seed is None else int(spec.seed)
+        return self.addressed(replace(spec, max_tokens=int(spec.max_tokens), seed=seed))
 
     # -- models and tokens -------------------------------------------------------------
 
@@ -140,7 +144,7 @@ class TransformersFrontend(Frontend):
                 f"model {self._model.name!r} has no chat template; generate from a context of "
                 "plain text, or use a model that was trained for chats"
             )
-        messages = [_plain(message) for message in request.get("messages") or ()]
+        messages = [_plain(message) for message in _messages_of(request)]
         options = {
             "add_generation_prompt": request.get("add_generation_prompt", True),
             "continue_final_message": request.get("continue_final_message", False),
@@ -173,6 +177,15 @@ def _check_forms(request: Request) -> None:
         value = request.get(name)
         if value is not None and not has_form(value):
             raise CallRejectedError(f"{name} is {value!r:.80}; use {form}")
+
+
+def _messages_of(request: Request) -> Sequence[Mapping[str, Any]]:
+    """Return the messages of a request. Raises `CallRejectedError` for a value of another form."""
+    messages: Any = request.get("messages") or ()
+    if not _is_list(messages, lambda each: isinstance(each, Mapping)):
+        raise CallRejectedError(f"messages is {messages!r:.80}; use a list of messages")
+    checked: Sequence[Mapping[str, Any]] = messages
+    return checked
 
 
 def _plain(message: Mapping[str, Any]) -> dict[str, Any]:

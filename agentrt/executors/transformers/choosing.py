@@ -55,7 +55,10 @@ class GrammarCompiler:
 
     def _compiled(self, kind: str, value: Any) -> Any:
         if kind == "json":
-            return self._compiler.compile_json_schema(value)
+            # As agentrt's vLLM engines: small models may fill a JSON value with endless blanks.
+            return self._compiler.compile_json_schema(
+                value, any_whitespace=False, separators=(",", ":")
+            )
         if kind == "regex":
             return self._compiler.compile_regex(value)
         if kind == "choice":
@@ -109,8 +112,10 @@ class Chooser:
         if spec.seed is not None:
             self._random.manual_seed(spec.seed)
 
-    def __call__(self, logits: Tensor) -> int:
-        """Return the next token, given the logits (a vector over the vocabulary) for it."""
+    def __call__(self, logits: Tensor) -> int | None:
+        """Return the next token, given the logits (a vector over the vocabulary) for it. Return
+        None if the grammar and the allowed tokens together allow no token.
+        """
         import torch
 
         if self._allowed is not None:
@@ -119,6 +124,8 @@ class Chooser:
             logits = masked
         if self._following is not None:
             logits = self._following.only_allowed(logits)
+            if not bool((logits > -torch.inf).any()):
+                return None
         token = int(logits.argmax()) if self._warp is None else self._drawn(self._warp, logits)
         if self._following is not None:
             self._following.accept(token)

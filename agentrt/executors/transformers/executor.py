@@ -7,6 +7,7 @@ Calls that run at the same time take turns after each forward pass.
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import time
 from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Mapping, Sequence
@@ -165,7 +166,11 @@ class Decoding:
         try:
             logits = yield from self._read(cache)
             while True:
-                step = self._add_token(self._choose(logits[-1]), logits[-1], output)
+                token = self._choose(logits[-1])
+                if token is None:
+                    self.reason, step = "error", StepOutput()  # as vLLM ends such a call
+                    break
+                step = self._add_token(token, logits[-1], output)
                 if self.reason:
                     break
                 yield step
@@ -263,13 +268,36 @@ def _fault(model: CausalModel, spec: CallSpec, sampling: Sampling) -> str | None
             )
     if allowed is not None and not allowed:
         return "allowed= is empty; it needs at least one token id"
-    if spec.max_tokens < 1 or spec.temperature < 0:
+    if spec.max_tokens < 1 or not 0 <= spec.temperature < math.inf:
         return (
             f"max_tokens is {spec.max_tokens}, and temperature is {spec.temperature:g}; max_tokens "
-            "must be at least 1, and temperature at least 0"
+            "must be at least 1, and temperature at least 0 and finite"
         )
+    if (fault := _fault_of_sampling(model, sampling)) is not None:
+        return fault
     if not isinstance(sampling.attention, Attention | None):
         return f"attention= takes an Attention of agentrt.contexts, not {sampling.attention!r}"
+    return None
+
+
+def _fault_of_sampling(model: CausalModel, sampling: Sampling) -> str | None:
+    """Return which sampling option has a value that vLLM refuses, too; None if none has."""
+    for token in sampling.stop_token_ids:
+        if not 0 <= token < model.vocabulary:
+            return (
+                f"stop_token_ids has the unknown token id {token}: the ids of model "
+                f"{model.name!r} are from 0 to {model.vocabulary - 1}"
+            )
+    if "" in sampling.stop:
+        return "stop has an empty string; leave it out"
+    if not 0 < sampling.top_p <= 1:
+        return f"top_p is {sampling.top_p:g}; it must be above 0 and at most 1"
+    if not 0 <= sampling.min_p <= 1:
+        return f"min_p is {sampling.min_p:g}; it must be from 0 to 1"
+    if sampling.top_k < -1:
+        return f"top_k is {sampling.top_k}; it must be at least 1, or 0 for no limit"
+    if sampling.logprobs is not None and sampling.logprobs < 0:
+        return f"logprobs is {sampling.logprobs}; it must be at least 0"
     return None
 
 

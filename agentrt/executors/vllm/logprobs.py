@@ -25,6 +25,9 @@ class LogprobCollector:
         sampling, ids = spec.sampling, spec.prompt_token_ids or ()
         first = None if sampling is None else sampling.score_from
         self._scored = 0 if first is None else len(ids) - first
+        # For allowed tokens, vLLM returns the log probabilities of all of them, in no order.
+        is_limited = sampling is not None and sampling.allowed_token_ids is not None
+        self._most = sampling.logprobs if sampling is not None and is_limited else None
         self._output: list[TokenLogprobs] = []
         self._prompt: tuple[TokenLogprobs, ...] = ()
 
@@ -35,7 +38,7 @@ class LogprobCollector:
 
     def add(self, output: Any) -> tuple[float, ...]:
         """Add a piece of vLLM's output, and return the log probabilities of the piece's tokens."""
-        added = [*map(_listed, output.outputs[0].logprobs or ())]
+        added = [_listed(position, self._most) for position in output.outputs[0].logprobs or ()]
         self._output += added
         if self._scored and output.prompt_logprobs:
             # Earlier tokens may be cached: vLLM leaves their entries out, or empty.
@@ -47,8 +50,12 @@ class LogprobCollector:
         return replace(reply, token_logprobs=tuple(self._output), prompt_logprobs=self._prompt)
 
 
-def _listed(position: Mapping[int, Any]) -> TokenLogprobs:
+def _listed(position: Mapping[int, Any], most: int | None = None) -> TokenLogprobs:
     """Return (token, log probability) pairs of a position: its own token first, then the
-    likeliest.
+    likeliest. With ``most``, sort the pairs, and return at most this number of the likeliest.
     """
-    return tuple((token, value.logprob) for token, value in position.items())
+    pairs = tuple((token, value.logprob) for token, value in position.items())
+    if most is None:
+        return pairs
+    likely = sorted(pairs, key=lambda pair: -pair[1])[:most]
+    return (pairs[0], *(pair for pair in likely if pair[0] != pairs[0][0]))

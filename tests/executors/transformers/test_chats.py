@@ -86,6 +86,10 @@ async def test_more_than_text_is_refused(
         ({"stop": ["a", 5]}, r"stop is \['a', 5\]; use a text or a list of texts"),
         ({"stop_token_ids": ["a"]}, r"stop_token_ids is \['a'\]; use a list of integers"),
         ({"chat_template_kwargs": 3}, "chat_template_kwargs is 3; use an object"),
+        ({"messages": [{"role": "user", "content": "a"}, 5]}, "messages is .*5.; use a list of"),
+        ({"messages": "Hello."}, "messages is 'Hello.'; use a list of messages"),
+        ({"top_p": 0}, "top_p is 0; it must be above 0 and at most 1"),
+        ({"top_k": -5}, "top_k is -5; it must be at least 1, or 0 for no limit"),
     ],
 )
 async def test_a_field_of_a_wrong_form_is_refused(
@@ -95,6 +99,20 @@ async def test_a_field_of_a_wrong_form_is_refused(
     chat = {"messages": [{"role": "user", "content": "Hello."}], **fields}
     with pytest.raises(CallRejectedError, match=said):
         await frontend.chat(chat, NoProgram(runtime.executor))
+
+
+async def test_whole_numbers_may_have_a_decimal_point(runtime: Runtime) -> None:
+    """vLLM's front end converts them, too."""
+    frontend = await runtime.frontend()
+    chat = {"messages": [{"role": "user", "content": "Hello."}], "temperature": 1.0}
+    answers = [
+        await frontend.chat(
+            {**chat, "seed": kind(3), "top_k": kind(5), "max_tokens": kind(4)},
+            NoProgram(runtime.executor),
+        )
+        for kind in (int, float)
+    ]
+    assert answers[0] == answers[1]
 
 
 async def test_an_image_is_refused(runtime: Runtime) -> None:

@@ -11,7 +11,7 @@ import pytest
 import pytest_asyncio
 
 from agentrt import Context, Runtime
-from agentrt.contexts import END, Attention, choices, regex
+from agentrt.contexts import END, Attention, choices, json_schema, regex
 from agentrt.engines import TransformersExecutor
 from agentrt.errors import CallRejectedError
 from tests.contexts.real import engine_of, run
@@ -82,7 +82,12 @@ async def test_constraints_leave_the_tokens_that_they_leave_on_vllm(
 ) -> None:
     async def body(ctx: Context) -> list[tuple[int, ...]]:
         context = await ctx.context(WORDS)
-        constraints = (Stairs(), regex("[ab]{3} [0-9]{4}"), choices("left", "right"))
+        constraints = (
+            Stairs(),
+            regex("[ab]{3} [0-9]{4}"),
+            choices("left", "right"),
+            json_schema({"type": "array", "items": {"type": "boolean"}, "maxItems": 2}),
+        )
         return [
             (await context.fork().generate(16, constrain=constraint)).token_ids
             for constraint in constraints
@@ -91,6 +96,59 @@ async def test_constraints_leave_the_tokens_that_they_leave_on_vllm(
     found = await run(runtime, body)
     assert found == await run(token_runtime, body)
     assert [token // 100 for token in found[0]] == [*range(10, 10 + len(found[0]))]
+
+
+async def test_a_constraint_without_an_allowed_token_is_refused_as_on_vllm(
+    runtime: Runtime, token_runtime: Runtime
+) -> None:
+    async def body(ctx: Context) -> int:
+        context = await ctx.context(WORDS)
+        for temperature in (0.0, 1.0):
+            with pytest.raises(CallRejectedError, match="could not follow the constraint"):
+                await context.generate(
+                    constrain=choices("left"), allowed=[5], temperature=temperature
+                )
+        return len(context)
+
+    assert await run(runtime, body) == await run(token_runtime, body) == len(WORDS)
+
+
+async def test_log_probabilities_of_allowed_tokens_are_those_of_the_likeliest(
+    runtime: Runtime, token_runtime: Runtime
+) -> None:
+    """At a high temperature, the token itself is often not one of the likeliest."""
+
+    async def body(ctx: Context) -> list[list[tuple[int, float]]]:
+        context = await ctx.context(WORDS)
+        done = await context.fork().generate(1, allowed=range(500, 520), logprobs=3)
+        zero = await context.fork().generate(1, allowed=range(500, 520), logprobs=0)
+        return [[*done.logprobs[0]], [*zero.logprobs[0]]]
+
+    found = await run(runtime, body)
+    expected = await run(token_runtime, body)
+    assert [[token for token, _ in each] for each in found] == [
+        [token for token, _ in each] for each in expected
+    ]
+    assert list(map(len, found)) == [3, 1]
+
+    async def sampled(ctx: Context) -> list[int]:
+        branches = [await ctx.context(WORDS) for _ in range(8)]
+        done = [
+            await branch.generate(
+                1, allowed=range(500, 520), logprobs=2, temperature=2.0, seed=seed
+            )
+            for seed, branch in enumerate(branches)
+        ]
+        for each in done:
+            own, *likely = each.logprobs[0]
+            assert own[0] == each.token_ids[0]
+            assert [value for _, value in likely] == sorted(
+                (value for _, value in likely), reverse=True
+            )
+        return [len(each.logprobs[0]) for each in done]
+
+    for lengths in (await run(runtime, sampled), await run(token_runtime, sampled)):
+        assert set(lengths) <= {2, 3}
 
 
 async def test_calls_with_an_attention_are_nodes_like_others(runtime: Runtime) -> None:
