@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import lru_cache
+from numbers import Integral
 from typing import Any, Protocol, cast
 
 from agentrt.errors import ConfigError
@@ -58,7 +59,7 @@ def is_automaton(value: object) -> bool:
 
 def over(automaton: Automaton, state: Any) -> bool:
     """Return whether no token may follow in ``state``."""
-    return all(token == END for token in automaton.allowed(state))
+    return all(token == END for token in allowed_in(automaton, state))
 
 
 def forced(automaton: Automaton, state: Any, most: int) -> tuple[list[int], Any]:
@@ -67,11 +68,11 @@ def forced(automaton: Automaton, state: Any, most: int) -> tuple[list[int], Any]
     """
     tokens: list[int] = []
     while len(tokens) < most:
-        allowed = automaton.allowed(state)
+        allowed = allowed_in(automaton, state)
         if len(allowed) != 1 or END in allowed:
             break
-        (token,) = allowed
-        tokens.append(checked(token))
+        (token,) = map(checked, allowed)
+        tokens.append(token)
         state = automaton.advance(state, token)
     return tokens, state
 
@@ -83,21 +84,36 @@ def follow(automaton: Automaton, state: Any, tokens: Iterable[int]) -> tuple[lis
     """
     taken: list[int] = []
     for token in tokens:
-        if token not in automaton.allowed(state):
+        if token not in allowed_in(automaton, state):
             break
         taken.append(token)
         state = automaton.advance(state, token)
     return taken, state
 
 
+def allowed_in(automaton: Automaton, state: Any) -> Collection[int]:
+    """Return the values that the automaton allows in ``state``. Raises `ConfigError` for an
+    iterator, which can be read only once, and for a value that is no collection.
+    """
+    allowed = automaton.allowed(state)
+    if isinstance(allowed, Collection):
+        return allowed
+    raise ConfigError(
+        f"an automaton allows {allowed!r:.80} in state {state!r:.80}; its method allowed() must "
+        "return a list, a tuple, a set or a range of token ids and END"
+    )
+
+
 def checked(token: object) -> int:
-    """Return ``token`` if it is a token id or `END`; otherwise raise `ConfigError`."""
-    if isinstance(token, bool) or not isinstance(token, int) or token < END:
+    """Return ``token`` as an int if it is a token id or `END`; otherwise raise `ConfigError`."""
+    if type(token) is int and token >= END:
+        return token
+    if isinstance(token, bool) or not isinstance(token, Integral) or token < END:
         raise ConfigError(
             f"an automaton allows {token!r}, which is not a token id; its method allowed() must "
             "return token ids (integers from 0 on) or END"
         )
-    return token
+    return int(token)
 
 
 def as_grammar(automaton: Automaton, state: Any) -> Constraint | None:
@@ -120,7 +136,7 @@ def _explored(automaton: Automaton, start: Any) -> str | None:
     rules = ["root ::= s0"]
     moves = tokens = 0
     for state in (states := [start]):
-        allowed = set(map(checked, automaton.allowed(state)))
+        allowed = set(map(checked, allowed_in(automaton, state)))
         tokens += len(allowed)
         groups: dict[int, list[int]] = {}
         for token in sorted(allowed - {END}):

@@ -19,7 +19,7 @@ from agentrt.contexts.generation import Generation, constrained, steered
 from agentrt.contexts.results import Scores, TokenScore, likeliest
 from agentrt.contexts.saved import SavedContext
 from agentrt.errors import ConfigError, UsageError
-from agentrt.request import CallSpec, Reply
+from agentrt.request import CallReport, CallSpec, Reply
 from agentrt.request.sampling import Constraint, Sampling, TokenLogprobs
 from agentrt.request.text import ReadsAsText
 
@@ -279,18 +279,8 @@ class TokenContext:
         changed. Raises `ConfigError` if the context is empty, ``k`` is below 1, or ``allowed`` has
         no or too many tokens.
         """
-        if (k := _whole("k", k)) < 1:
-            raise ConfigError(f"next_tokens(k={k}): k must be at least 1")
-        only = None if allowed is None else _token_ids("allowed", allowed)
-        if only is not None and not 0 < len(only) <= MOST_ALLOWED:
-            raise ConfigError(
-                f"next_tokens(allowed=…) takes 1 to {MOST_ALLOWED} tokens, not {len(only)}"
-            )
-        sampling = Sampling(logprobs=k, allowed_token_ids=only, attention=attention, as_text=False)
-        spec = self._spec(self._ids, sampling)
-        reply = await self._reply(spec, "next_tokens")
-        self._saw(reply)
-        return likeliest(reply.token_logprobs[0], k)
+        likely, _ = await next_with_report(self, k, allowed=allowed, attention=attention)
+        return likely
 
     # -- inside ------------------------------------------------------------------------
 
@@ -401,6 +391,27 @@ class TokenContext:
             raise UsageError(
                 "the context is being filled; await the other fill() first, or use a fork"
             )
+
+
+async def next_with_report(
+    context: TokenContext,
+    k: int,
+    *,
+    allowed: Sequence[int] | None = None,
+    attention: Attention | None = None,
+) -> tuple[TokenLogprobs, CallReport]:
+    """Return the result of `TokenContext.next_tokens`, and the report of its call."""
+    if (k := _whole("k", k)) < 1:
+        raise ConfigError(f"next_tokens(k={k}): k must be at least 1")
+    only = None if allowed is None else _token_ids("allowed", allowed)
+    if only is not None and not 0 < len(only) <= MOST_ALLOWED:
+        raise ConfigError(
+            f"next_tokens(allowed=…) takes 1 to {MOST_ALLOWED} tokens, not {len(only)}"
+        )
+    sampling = Sampling(logprobs=k, allowed_token_ids=only, attention=attention, as_text=False)
+    reply = await context._reply(context._spec(context._ids, sampling), "next_tokens")
+    context._saw(reply)
+    return likeliest(reply.token_logprobs[0], k), reply.report
 
 
 def open_saved(emitter: TokenEmitter, name: str) -> TokenContext:

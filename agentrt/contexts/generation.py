@@ -22,6 +22,7 @@ from typing import Any, Literal
 from agentrt.contexts.automaton import (
     END,
     Automaton,
+    allowed_in,
     as_grammar,
     checked,
     follow,
@@ -40,6 +41,10 @@ Emit = Callable[[CallSpec], AsyncGenerator[Piece, None]]
 Read = Callable[[Sequence[int]], Awaitable[str]]
 """A function that converts token ids to text."""
 
+_EACH_TRIED = 4
+"""Number of tokens after each of which an automaton is converted to a grammar, if it has become
+small enough. After that, the conversion is tried each time that the output is twice as long.
+"""
 _HALF = "\ufffd"
 """The replacement character, which a tokenizer returns for an incomplete character."""
 
@@ -62,7 +67,7 @@ async def steered(
     automaton allows a value that is neither a token id nor `END`, and `CallRejectedError` if the
     engine cannot follow the automaton.
     """
-    output, state = _Output(spec, read), automaton.start
+    output, state, next_try = _Output(spec, read), automaton.start, 0
     while output.finish_reason is None:
         tokens, state = forced(automaton, state, output.left)
         if tokens:
@@ -70,9 +75,14 @@ async def steered(
         if over(automaton, state) or not output.left:
             output.finish_reason = "stop" if over(automaton, state) else "length"
             break
-        grammar = as_grammar(automaton, state)
-        step = output.rest(grammar) if grammar else output.one_token(automaton.allowed(state))
         before = len(output.ids)
+        grammar = None
+        if before >= next_try:
+            # What is left of an automaton may have few states. To find out that it has too many
+            # blocks the event loop, so this is not tried again at each token.
+            grammar = as_grammar(automaton, state)
+            next_try = before + 1 if before < _EACH_TRIED else 2 * before
+        step = output.rest(grammar) if grammar else output.one_token(allowed_in(automaton, state))
         async with aclosing(emit(step)) as pieces:
             async for piece in pieces:
                 taken, state = follow(automaton, state, piece.token_ids)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,6 +15,7 @@ from hypothesis import strategies as st
 from agentrt.contexts import automaton as module
 from agentrt.contexts.automaton import END, Automaton, as_grammar, follow, forced, over
 from agentrt.errors import ConfigError
+from agentrt.request.sampling import Constraint
 
 Rules = dict[int, dict[int, int]]
 
@@ -142,3 +145,32 @@ def test_tokens_are_followed_as_far_as_they_are_allowed() -> None:
 def test_what_is_no_token_id_is_refused(token: int) -> None:
     with pytest.raises(ConfigError, match="which is not a token id"):
         as_grammar(Table(((0, token, 1), (0, 5, 1))), 0)
+
+
+class Masks(Count):
+    """Its tokens come from a mask over the vocabulary."""
+
+    def allowed(self, state: int) -> Any:
+        return np.flatnonzero(np.arange(50) == state) if state < 3 else np.array([], int)
+
+
+def test_tokens_of_numpy_are_token_ids() -> None:
+    tokens, state = forced(Masks(), 0, 9)
+    assert (tokens, list(map(type, tokens)), state) == ([0, 1, 2], [int] * 3, 3)
+    assert as_grammar(Masks(), 1) == Constraint(
+        "grammar", 'root ::= s0\ns0 ::= Token(1) s1\ns1 ::= Token(2) s2\ns2 ::= ""'
+    )
+    assert follow(Masks(), 0, [0, 1, 9]) == ([0, 1], 2)
+    assert over(Masks(), 3)
+
+
+class Yields(Count):
+    def allowed(self, state: int) -> Any:
+        yield state
+
+
+@pytest.mark.parametrize("use", [lambda it: forced(it, 0, 9), lambda it: as_grammar(it, 0)])
+def test_an_iterator_of_tokens_is_refused(use: Callable[[Automaton], object]) -> None:
+    """It can be read only once, and agentrt reads it more often."""
+    with pytest.raises(ConfigError, match=r"allows <generator .* in state 0; its method allowed"):
+        use(Yields())

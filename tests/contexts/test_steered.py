@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
+from agentrt.contexts import automaton as automaton_module
 from agentrt.contexts.automaton import END, Automaton
 from agentrt.contexts.emitter import Piece
 from agentrt.contexts.generation import SteeredPiece, constrained, steered
@@ -117,6 +118,43 @@ async def test_nothing_is_asked_where_all_is_forced() -> None:
     _, reply = await run(Digits(), replace(SPEC, max_tokens=1), model)
     assert (reply.token_ids, reply.finish_reason, model.calls) == ((30,), "length", [])
     assert reply.report == CallReport()
+
+
+@dataclass(frozen=True)
+class Long:
+    """A choice of two tokens ``length`` times. ``looked`` counts how often it was asked for them."""
+
+    length: int
+    looked: list[int] = field(default_factory=list, compare=False)
+    start: int = 0
+
+    def allowed(self, state: int) -> Collection[int]:
+        self.looked.append(state)
+        return (30, 41) if state < self.length else ()
+
+    def advance(self, state: int, token: int) -> int:
+        return state + 1
+
+
+async def test_an_automaton_with_many_states_is_not_explored_at_each_token(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(automaton_module, "MOST_STATES", 50)
+    automaton, model = Long(100_000), Model()
+    _, reply = await run(automaton, replace(SPEC, max_tokens=128), model)
+    assert reply.token_ids == (30,) * 128
+    explored, at_each_token = 10 * 51, 5 * 128
+    assert len(automaton.looked) < explored + at_each_token
+
+
+async def test_what_is_left_of_an_automaton_becomes_a_grammar_when_it_has_few_states(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(automaton_module, "MOST_STATES", 50)
+    model = Model()
+    await run(Long(150), replace(SPEC, max_tokens=300), model)
+    grammars = [spec.sampling.constraint is not None for spec in model.calls if spec.sampling]
+    assert grammars == [False] * 128 + [True]
 
 
 @dataclass

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from agentrt.contexts import TokenContext, choices, ebnf, json_schema, regex
+from agentrt.contexts.context import next_with_report
 from agentrt.errors import ConfigError, UsageError
 from agentrt.program import Context
 from agentrt.program.options import LLMOptions, make_request
@@ -203,6 +204,9 @@ class HostCalls:
         try:
             scores = await context.score(content, **chosen)
             used += scores.report.uncached_tokens
+        except Exception:  # also a TypeError about an option: no call was made
+            used = 0
+            raise
         finally:
             self._tokens.settle(1, used)
         return [[score.token_id, score.logprob, list(map(list, score.top))] for score in scores]
@@ -211,9 +215,16 @@ class HostCalls:
         chosen = checked("next_tokens", options, ("allowed",))
         if not isinstance(k, int) or not 1 <= k <= _MOST_LIKELY:
             raise ConfigError(f"next_tokens(k={k!r}): k must be from 1 to {_MOST_LIKELY}")
-        context = self._of(target)
-        self._tokens.settle(self._tokens.reserve(1), 1)
-        return [list(pair) for pair in await context.next_tokens(k, **chosen)]
+        context, used = self._of(target), self._tokens.reserve(1)
+        try:
+            likely, report = await next_with_report(context, k, **chosen)
+            used += report.uncached_tokens
+        except Exception:  # also a TypeError about an option: no call was made
+            used = 0
+            raise
+        finally:
+            self._tokens.settle(1, used)
+        return [list(pair) for pair in likely]
 
 
 def _check_likely(name: str, count: object) -> None:

@@ -379,6 +379,27 @@ async def main(ctx):
     assert run["result"].count(refused) == 7
 
 
+@pytest.mark.parametrize("call", ["next_tokens(1)", "score([7])", "generate(1)"])
+async def test_each_operation_of_a_context_is_charged_its_computed_prompt(call: str) -> None:
+    """A prompt of 400 tokens takes 1000 tokens in three calls: a call begins while one is left."""
+    source = f"""
+async def main(ctx):
+    asked = 0
+    try:
+        while asked < 20:
+            context = await ctx.context([asked + 5] * 400)
+            await context.{call}
+            asked += 1
+    except RuntimeError as error:
+        return asked, str(error)
+"""
+    async with open_server(submit=True, limits=Limits(submitted_tokens=1000)) as local:
+        run = await send(local, source)
+    assert run["error"] is None
+    assert run["result"][0] == 3
+    assert "of its 1000 tokens left" in run["result"][1]
+
+
 async def test_one_tenant_cannot_have_all_programs() -> None:
     """At the limit of its live programs it is told to wait, and the others are not."""
     keys = PlainKeys()
