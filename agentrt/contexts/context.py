@@ -385,7 +385,8 @@ class TokenContext:
         self._check_alive()
         if self._busy == "generating":
             raise UsageError(
-                "the context is generating; read the generation to its end first, or use a fork"
+                "the context is generating; read the generation to its end first, close it (async "
+                "with, or aclose()), or use a fork"
             )
         if self._busy == "filling":
             raise UsageError(

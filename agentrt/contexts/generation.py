@@ -17,7 +17,7 @@ from collections.abc import (
 )
 from contextlib import aclosing
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from agentrt.contexts.automaton import (
     END,
@@ -264,7 +264,8 @@ class Generation(AsyncIterator[str]):
 
     The call begins when this object is awaited or iterated over. Closing it, or cancelling the task
     that reads it, aborts the call. Then the context has only the tokens of the pieces that were
-    read.
+    read. An ``async with`` block closes it at its end; do this if a loop over the text may end
+    early, because the context cannot be changed before the generation is closed.
     """
 
     def __init__(self, run: Run) -> None:
@@ -295,6 +296,12 @@ class Generation(AsyncIterator[str]):
         """Abort the call."""
         if self._pieces is not None:
             await self._pieces.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self.aclose()
 
     async def _whole(self) -> Completion:
         if self._pieces is None:

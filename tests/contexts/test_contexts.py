@@ -135,6 +135,26 @@ async def test_messages_go_on_as_the_template_has_them(
     await run(shared, body)
 
 
+async def test_a_block_closes_a_generation_at_its_end(
+    shared: Runtime, engine: ScriptedEngine
+) -> None:
+    """Of a loop that ends early, the generation in a variable still holds the context."""
+
+    async def body(ctx: Context) -> None:
+        context = await ctx.context("Once upon a time")
+        before = context.token_ids
+        async with context.generate() as pieces:
+            async for _ in pieces:
+                break
+            with pytest.raises(UsageError, match=r"is generating; .* close it \(async with, or"):
+                await context.fill("y")
+        assert len(context) > len(before)
+        await context.fill("y")
+        assert len(engine.aborted_calls) == 1
+
+    await run(shared, body)
+
+
 async def test_messages_before_an_answer_are_one_chat(shared: Runtime) -> None:
     async def body(ctx: Context) -> None:
         context = await ctx.context(HELLO)

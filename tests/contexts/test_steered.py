@@ -122,7 +122,7 @@ async def test_nothing_is_asked_where_all_is_forced() -> None:
 
 @dataclass(frozen=True)
 class Long:
-    """A choice of two tokens ``length`` times. ``looked`` counts how often it was asked for them."""
+    """A choice of two tokens ``length`` times. ``looked`` has each state that was looked up."""
 
     length: int
     looked: list[int] = field(default_factory=list, compare=False)
