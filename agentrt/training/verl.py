@@ -134,6 +134,11 @@ class VerlServers(Executor):
                     "verl's servers do not support constraints of a call's output; "
                     "leave the constraint out"
                 )
+            if own.score_from is not None or own.logprobs or own.attention is not None:
+                raise CallRejectedError(
+                    "verl's servers give only the log probabilities of the tokens that they write; "
+                    "leave out score(), next_tokens(), logprobs= above 0 and attention="
+                )
             if own.stop:
                 parameters |= {"stop": list(own.stop), "include_stop_str_in_output": True}
             if own.stop_token_ids:

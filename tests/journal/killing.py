@@ -16,7 +16,7 @@ from typing import Any
 from agentrt import Context, Runtime, program, tool
 from agentrt.errors import JournalWriteError
 from agentrt.executors.base import Chunk, Executor
-from agentrt.executors.chat_api import RequestFrontend
+from agentrt.executors.chat_api import Request, RequestFrontend
 from agentrt.interrupts.questions import Question
 from agentrt.journal import Journal, JournalOptions
 from agentrt.journal.schema import Change, EndRow, StartRow
@@ -30,6 +30,11 @@ from tests.doubles.scripted import ScriptedExecutor
 
 class WordFrontend(RequestFrontend):
     """Its tokens are characters: enough for contexts on a scripted engine."""
+
+    async def render(self, request: Request) -> list[int]:
+        said = [f"<{one['role']}>{one['content']}</>" for one in request["messages"]]
+        opening = "<assistant>" if request["add_generation_prompt"] else ""
+        return await self.tokenize("".join(said) + opening)
 
     async def tokenize(self, text: str, model: str | None = None) -> list[int]:
         return [ord(letter) for letter in text]

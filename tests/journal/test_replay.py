@@ -429,6 +429,23 @@ async def test_a_forgotten_context_that_another_program_saved_again_stays(tmp_pa
         assert await runtime.start(reader).wait() == ["story", "new"]
 
 
+async def test_a_saved_chat_that_was_opened_before_a_kill_goes_on_as_before(
+    tmp_path: Path,
+) -> None:
+    """The model has written nothing in its turn, so the next message comes before this turn."""
+
+    async def code(ctx: Context) -> str:
+        await (await ctx.context([{"role": "user", "content": "one"}])).save("chat")
+        chat = await ctx.open("chat")
+        await ctx.sleep(0.0)
+        await chat.fill([{"role": "user", "content": "two"}])
+        return await chat.text()
+
+    path = tmp_path / "journal"
+    await killed(path, code, begins("sleep"), after=True)
+    assert (await lived(path, code)).result == "<user>one</><user>two</><assistant>"
+
+
 async def test_what_came_first_comes_first_again(tmp_path: Path) -> None:
     order = ["c", "a", "b"]
 

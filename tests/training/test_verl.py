@@ -87,6 +87,14 @@ def test_the_trainers_sampling_holds_and_a_run_stays_on_one_server(
     ) == [1, 2, 2]
 
 
+def test_log_probabilities_that_verls_servers_do_not_give_are_refused(
+    outcome: dict[str, Any],
+) -> None:
+    """A score of a text was 0, as if the text were certain."""
+    says = "verl's servers give only the log probabilities of the tokens that they write"
+    assert [text.partition(";")[0] for text in outcome["refused"]] == [says] * 3
+
+
 def test_several_sequences_are_a_list_or_the_longest(outcome: dict[str, Any]) -> None:
     assert outcome["forked"]["responses"] == [[UP, END] + [PAD] * 10]
     assert not outcome["forked"]["has_rewards"]

@@ -27,6 +27,7 @@ from verl.utils.dataset.rl_dataset import RLHFDataset
 from verl.workers.rollout.replica import TokenOutput
 
 from agentrt import Context, program, tool
+from agentrt.errors import CallRejectedError
 from agentrt.integrations.langchain import ChatAgentRT
 from agentrt.training.verl import ProgramLoop, close_loops
 
@@ -61,6 +62,20 @@ async def forks(ctx: Context, fields: dict[str, Any]) -> None:
     """Two calls that do not extend each other, and no reward."""
     await ctx.llm(f"{fields['word']} up", max_tokens=4)
     await ctx.llm("look", max_tokens=4)
+
+
+@program
+async def scores(ctx: Context, question: list[dict[str, str]]) -> list[str]:
+    """Values of which verl's servers know nothing."""
+    context = await ctx.context("<user> sky </s> <assistant>")
+    refused = []
+    for work in (context.score("sky"), context.next_tokens(2), context.generate(4, logprobs=2)):
+        try:
+            await work
+        except CallRejectedError as error:
+            refused.append(str(error))
+    assert (await context.generate(4, logprobs=0)).logprobs
+    return refused
 
 
 async def answers(state: MessagesState) -> MessagesState:
@@ -176,6 +191,8 @@ async def main() -> dict[str, Any]:
     chat = [{"role": "user", "content": "sky"}]
     graph = await loop.run({"logprobs": False, "temperature": 0.7}, messages=chat)
     graph_request = servers.requests[-1]
+    loop = ProgramLoop(*parts, program=scores)
+    refused = (await loop.run({}, raw_prompt=[])).extra_fields["agentrt_result"]
     await close_loops()
     tensors = {name: batch.batch[name].tolist() for name in batch.batch.keys()}  # noqa: SIM118  # not a mapping
     fields = {
@@ -198,6 +215,7 @@ async def main() -> dict[str, Any]:
         ],
         "graph": {"ids": graph.response_ids, "temperature": graph_request["temperature"]},
         "errors": errors,
+        "refused": refused,
     }
 
 

@@ -27,7 +27,8 @@ class LogprobCollector:
         self._scored = 0 if first is None else len(ids) - first
         # For allowed tokens, vLLM returns the log probabilities of all of them, in no order.
         is_limited = sampling is not None and sampling.allowed_token_ids is not None
-        self._most = sampling.logprobs if sampling is not None and is_limited else None
+        most = sampling.logprobs if sampling is not None and is_limited else None
+        self._most = None if most is None or most < 0 else most  # below 0, all are requested
         self._output: list[TokenLogprobs] = []
         self._prompt: tuple[TokenLogprobs, ...] = ()
 
