@@ -118,13 +118,14 @@ def ls(file: str, limit: int, kind: str | None, state: str | None, as_json: bool
     A run whose state is 'open' is running, is parked, or was stopped before its end.
     """
     with read_journal_at(file) as store:
-        programs = list(histories(store, type=kind, state=state, limit=limit))
+        # Each run's nodes are dropped before the next run is read.
+        runs = [program_json(run) for run in histories(store, type=kind, state=state, limit=limit)]
     if as_json:
-        show_json([program_json(program) for program in programs])
-    elif not programs:
+        show_json(runs)
+    elif not runs:
         click.echo(f"journal {printable(file)} contains no matching run", err=True)
     else:
-        _print(list_text(programs))
+        _print(list_text(runs))
 
 
 @click.command()

@@ -6,7 +6,7 @@ import json
 import re
 import textwrap
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from agentrt.journal.analysis.comparison import comparison
@@ -36,14 +36,17 @@ def _cell(value: Any) -> str:
 def history_json(program: History, only: str | None) -> dict[str, Any]:
     """Return a run as JSON: its costs, its outcome, and its nodes with their recorded requests and
     answers. If ``only`` is the place of a node, the nodes are this node alone.
+
+    The nodes are an iterator, because each call of a growing chat has the whole chat in its
+    request: together, the requests may be larger than the memory.
     """
     outcome = program.root.end.outcome if program.root and program.root.end else ""
     return {
         **program_json(program),
         "outcome": parsed("outcome", outcome),
-        "nodes": [
+        "nodes": (
             _node_json(node) for place, node in program.nodes.items() if only in (None, place)
-        ],
+        ),
     }
 
 
@@ -56,11 +59,11 @@ def _node_json(node: PastNode) -> dict[str, Any]:
     return dict(zip(names, fields.values(), strict=True)) | {"asked": node.request}
 
 
-def list_text(programs: Sequence[History]) -> list[str]:
-    """Return the lines of a table of programs."""
+def list_text(programs: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the lines of a table of programs, which are given as `program_json` returns them."""
     names = (*_LISTED, "tenant")
     rows = [tuple(name.replace("_", " ") for name in names)]
-    for row in map(program_json, programs):
+    for row in programs:
         began = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(row["started"]))
         rows.append(tuple({**row, "started": began}[name] for name in names))
     return aligned(rows)
@@ -70,7 +73,7 @@ def history_text(program: History, *, only: str | None, full: bool) -> Iterator[
     """Yield lines about a run and its nodes. If ``only`` is the place of a node, the nodes are this
     node alone. With ``full``, requests and answers are not shortened.
     """
-    yield from list_text([program])
+    yield from list_text([program_json(program)])
     if fork := json.loads(program.program.options).get("fork"):
         yield "fork: " + ", ".join(f"{name} {value}" for name, value in fork.items() if value)
     if program.program.content != "full":
@@ -80,19 +83,20 @@ def history_text(program: History, *, only: str | None, full: bool) -> Iterator[
         yield "no nodes: the program ran none, or they were deleted (--journal-keep)"
         return
     ways = {place: way for place, way in _ways(program).items() if only in (None, place)}
-    rows = {place: _row(program.nodes[place], len(way)) for place, way in ways.items()}
-    texts = {
-        place: (question_of(program.nodes[place], whole=full), answer_of(program.nodes[place]))
+    rows = [_row(program.nodes[place], len(way)) for place, way in ways.items()]
+    # One text at a time is in memory: in a growing chat, each request has the whole chat.
+    texts = (
+        (question_of(program.nodes[place], whole=full), answer_of(program.nodes[place]))
         for place in ways
-    }
+    )
     if not full:
-        joined = (" > ".join(filter(None, map(short, text))) for text in texts.values())
-        cells = [(*row, text) for row, text in zip(rows.values(), joined, strict=True)]
+        joined = (" > ".join(filter(None, map(short, text))) for text in texts)
+        cells = [(*row, text) for row, text in zip(rows, joined, strict=True)]
         yield from aligned([(*_HEAD, "request > answer"), *cells])
         return
-    head, *lines = aligned([_HEAD, *rows.values()])
+    head, *lines = aligned([_HEAD, *rows])
     yield head
-    for line, text in zip(lines, texts.values(), strict=True):
+    for line, text in zip(lines, texts, strict=True):
         yield line
         named = zip(("request", "answer"), text, strict=True)
         yield from (textwrap.indent(f"{name}: {part}", "    ") for name, part in named if part)

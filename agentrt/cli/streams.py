@@ -16,6 +16,8 @@ import os
 import re
 import select
 import sys
+from collections.abc import Iterator
+from itertools import chain, repeat
 from typing import Any
 
 import click
@@ -97,7 +99,32 @@ def show(text: str) -> None:
 def show_json(value: Any) -> None:
     """Print any value on stdout as one line of standard JSON. Characters that control a terminal or
     that stdout cannot encode, such as lone surrogates, are escaped.
+
+    If a field of the dict ``value`` is an iterator, its items become a list, and are converted and
+    printed one after another, so that they need not fit into the memory together.
     """
+    for part in _json_parts(value):
+        click.echo(part, nl=False)
+    click.echo()
+
+
+def _json_parts(value: Any) -> Iterator[str]:
+    if not isinstance(value, dict) or not any(isinstance(v, Iterator) for v in value.values()):
+        yield _json(value)
+        return
+    for begin, (name, field) in zip(chain("{", repeat(", ")), value.items(), strict=False):
+        yield f"{begin}{_json(name)}: "
+        if not isinstance(field, Iterator):
+            yield _json(field)
+            continue
+        yield "["
+        for before, item in zip(chain([""], repeat(", ")), field, strict=False):
+            yield before + _json(item)
+        yield "]"
+    yield "}"
+
+
+def _json(value: Any) -> str:
     from agentrt.batch.plain import as_json  # imported here, so that --help stays fast
 
     text = as_json(value, replies_as_text=False)
@@ -106,7 +133,7 @@ def show_json(value: Any) -> None:
         text.encode(sys.stdout.encoding or "utf-8")
     except UnicodeEncodeError:
         text = json.dumps(json.loads(text))
-    click.echo(text)
+    return text
 
 
 def guard_log() -> None:

@@ -104,6 +104,9 @@ class SQLiteStore(Store):
         )
         if not is_new and not self._is_blank():
             self._check()
+            problems = self._execute("PRAGMA quick_check(1)")
+            if problems != [("ok",)]:
+                raise _corrupt(self.name, str(problems[0][0]))
         self._execute("PRAGMA journal_mode=WAL")
         self._execute("PRAGMA synchronous=FULL")
         self._make(is_new=is_new or self._is_blank())
@@ -116,7 +119,7 @@ class SQLiteStore(Store):
         return numbers == [[(0,)], [(0,)]] and not self._execute("SELECT 1 FROM sqlite_master")
 
     def _check(self) -> None:
-        """Raise `JournalError` if the file is damaged, or not a journal of this version."""
+        """Raise `JournalError` if the file is not a journal of this version."""
         application = self._execute("PRAGMA application_id")[0][0]
         version = self._execute("PRAGMA user_version")[0][0]
         if application != APPLICATION:
@@ -133,9 +136,6 @@ class SQLiteStore(Store):
                 f"journal {self.name} is a database of another program; name another file"
             )
         check_version(self.name, version)
-        problems = self._execute("PRAGMA quick_check(1)")
-        if problems != [("ok",)]:
-            raise _corrupt(self.name, str(problems[0][0]))
 
     def _make(self, *, is_new: bool) -> None:
         self._execute("BEGIN IMMEDIATE")

@@ -7,6 +7,7 @@ import json
 import sqlite3
 import subprocess
 import sys
+import tracemalloc
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -92,6 +93,27 @@ def test_a_whole_chat(runs: Run, tmp_path: Path) -> None:
         assert (
             f"request: [system] {RULES}\n    [user] tea?\n" in runs("show", path, "p-1", *given).out
         )
+
+
+def test_a_long_chat_is_shown_a_call_at_a_time(
+    invoke: Invoke, capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Each request has the whole chat, so that all requests together need not fit into memory."""
+    made, turns = Made(99.0), [f"{turn} {'tea ' * 2_500}" for turn in range(24)]
+    for turn in range(len(turns)):
+        made.node(f"0#{turn}", "call", turn, turn + 1, asked=chat("", *turns[: turn + 1]))
+    path = made.write(tmp_path / "j")
+    for form in ("--json", "--full"):
+        tracemalloc.start()
+        assert invoke("journal", "show", path, "p-1", form) == 0
+        peak = tracemalloc.get_traced_memory()[1] - path.stat().st_size
+        tracemalloc.stop()
+        out = capfd.readouterr().out
+        assert peak < 2 * len(out) // 3, f"{peak} bytes"
+        if form == "--json":
+            shown = json.loads(out)
+            assert [len(node["asked"]["messages"]) for node in shown["nodes"]] == [*range(2, 26)]
+            assert (shown["id"], shown["calls"], shown["outcome"]) == ("p-1", 0, None)
 
 
 def test_nodes_that_are_no_calls(run_program: Run, runs: Run, tmp_path: Path) -> None:
