@@ -35,7 +35,7 @@ from agentrt.batch.tokens import TokenFile, check_executor
 from agentrt.cli.engine_log import EngineLog, opened_output, start_engine
 from agentrt.cli.engines import NOTES, check_kind, engine_options, make_executor, read_fleet
 from agentrt.cli.execute import make_room, shown
-from agentrt.cli.faults import FAILED, ImportFailedError
+from agentrt.cli.faults import FAILED, ImportFailedError, StoppedError
 from agentrt.cli.journals import (
     JournalPlan,
     describe_engine,
@@ -160,7 +160,7 @@ def run_batch(target: str, engine_flags: tuple[str, ...], options: Mapping[str, 
             work = _execute(job, executor, screen, log, drain)
             try:
                 complete = Interrupts(last_words, drain).run(work)
-            except (EngineError, JournalWriteError, OSError):
+            except (EngineError, JournalWriteError, OSError, StoppedError):
                 say(f"results so far: {out.path}; the same command resumes the batch")
                 raise
             return _conclude(job, screen.console, complete=complete, as_json=options["as_json"])
@@ -460,12 +460,13 @@ class _BatchProgress:
         if self._ended:
             speed = f"{rate:.1f}/s" if rate >= 1 else f"{rate * 60:.1f}/min"
             words += [speed, f"{_duration(left / rate)} left"]
+        line = ", ".join(words)
         if slowest := self._batch.slowest():
             named = ", ".join(
                 f"{shortened(item, 40)} ({_duration(length)})" for item, length in slowest
             )
-            words.append(f"slowest: {named}")
-        return ", ".join(words[:-1]) + f"; {words[-1]}"
+            line += f"; slowest: {named}"
+        return line
 
 
 def _duration(seconds: float) -> str:

@@ -83,6 +83,9 @@ class GraphPlan(Plan):
         self._terms = terms
         self._invocation = invocation
         self._answers: dict[str, Sequence[InterruptReply]] = {}
+        self._checkpointer: Checkpointer | None = None
+        # The threads that have started and not finished, in the order of their start.
+        self._live: dict[str, None] = {}
 
     @asynccontextmanager
     async def opened(
@@ -104,17 +107,28 @@ class GraphPlan(Plan):
                 yield start
 
     async def after(self, start: Start, run: Run) -> Start | None:
+        if run.state is RunState.DONE and start.session is not None:
+            self._live.pop(start.session, None)
         if run.state is RunState.DONE or start.session is None:
             return None
         standing = await standing_of(self._graph, start.session)
         if run.state is RunState.INTERRUPTED:
             return await self._answered(start.session, standing, run.id) if standing.next else None
-        if standing.next and self._checkpointer is not None and self._checkpointer.lasting:
+        if standing.next and self._is_lasting:
             self.resumes[run.id] = self._invocation.answering(start.session, ())
         return None
 
     def unused_answers(self, human: Human) -> int:
         return min(map(len, self._answers.values()), default=0)
+
+    def unfinished(self) -> list[str]:
+        if not self._is_lasting:
+            return []
+        return [self._invocation.answering(thread, ()) for thread in self._live]
+
+    @property
+    def _is_lasting(self) -> bool:
+        return self._checkpointer is not None and self._checkpointer.lasting
 
     # -- before the first start --------------------------------------------------------
 
@@ -247,6 +261,7 @@ class GraphPlan(Plan):
         if threads is None:
             program = graph_program(self._graph, self._name, {})
             return Start(program, input, None, program_terms(self._graph))
+        self._live[thread] = None
         config = thread_config(thread)
         program = graph_program(self._graph, self._name, config, threads.durability)
         return Start(program, input, thread, program_terms(self._graph))

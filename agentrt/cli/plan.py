@@ -102,6 +102,12 @@ class Plan:
         """
         return max(0, len(self.answers) - human.used)
 
+    def unfinished(self) -> list[str]:
+        """Return the commands that resume the programs that have started and not finished. A
+        program that only its journal can resume has no command of its own.
+        """
+        return []
+
     def drain(self) -> None:
         """Start and resume no more programs, and leave questions to humans open."""
         self._draining = True

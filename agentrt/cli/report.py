@@ -31,7 +31,9 @@ from agentrt.request.text import ReadsAsText
 from agentrt.runtime.run import Run, RunState
 
 _FAULTS_SHOWN = 3
-"""Number of failed programs whose errors are shown in full."""
+"""Number of failed programs whose errors are shown in full, and of stopped threads whose commands
+are shown.
+"""
 
 
 def conclude(
@@ -66,6 +68,17 @@ def conclude(
     if job.plan.is_cut_short:
         return max(_code(losers), FAILED)
     return _code(losers) or (INTERRUPTED if outcome.questions else 0)
+
+
+def tell_way_on(job: Job) -> None:
+    """Say how the programs of a job that a signal has stopped can be resumed, if they can."""
+    if job.journal is not None and job.journal.options.content == "full":
+        say(f"recorded so far: {job.journal.place}; the same command resumes the programs")
+    commands = job.plan.unfinished()
+    for command in commands[:_FAULTS_SHOWN]:
+        say(f"resume with: {command}")
+    if len(commands) > _FAULTS_SHOWN:
+        say(f"{len(commands) - _FAULTS_SHOWN} more threads can be resumed in the same way")
 
 
 def _print_results(runs: Sequence[Run]) -> None:

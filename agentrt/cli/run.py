@@ -373,6 +373,8 @@ def run_job(job: Job, fleet: Fleet, end: End) -> int:
     from agentrt.cli.engine_log import opened_output
     from agentrt.cli.engines import NOTES, make_executor
     from agentrt.cli.execute import execute
+    from agentrt.cli.faults import StoppedError
+    from agentrt.cli.report import tell_way_on
     from agentrt.cli.signals import Drain, Interrupts
 
     with opened_output(verbose=job.options.verbose) as (log, screen, last_words):
@@ -380,5 +382,9 @@ def run_job(job: Job, fleet: Fleet, end: End) -> int:
         if note := NOTES.get(fleet.kind):
             screen.announce(note)
         work = execute(job, executor, screen, log, drain)
-        outcome = Interrupts(last_words, drain).run(work)
+        try:
+            outcome = Interrupts(last_words, drain).run(work)
+        except StoppedError:
+            tell_way_on(job)
+            raise
         return end(outcome, screen.console, log)

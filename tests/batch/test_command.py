@@ -524,6 +524,7 @@ def test_ctrl_c_writes_no_result_of_what_is_live(
     source = TERM.format(signal=int(signal.SIGINT))
     ran = command("run", write(source), "--inputs", inputs, "--out", out)
     assert ran.code == 130
+    assert f"results so far: {out}; the same command resumes the batch\n" in ran.err
     assert lines(out) == []
     ran = command(
         "run", write(source.replace("if not ended", "if False")), "--inputs", inputs, "--out", out

@@ -230,6 +230,37 @@ def test_what_failed_goes_on_from_its_last_checkpoint(
     assert value["programs"][0]["calls"] == 0
 
 
+def test_what_ctrl_c_stopped_goes_on_from_its_last_checkpoint(
+    run_program: Run, command: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The command of each thread that has not ended is printed, since the same command would send
+    the input again. Threads in memory are gone.
+    """
+    monkeypatch.chdir(tmp_path)
+    source = (
+        f"{HEAD}import asyncio, os, signal\n"
+        "async def first(state: Tea) -> Tea:\n"
+        "    return {'seen': [(await model.ainvoke('first')).content]}\n"
+        "async def second(state: Tea) -> Tea:\n"
+        "    if not os.path.exists('stopped'):\n"
+        "        open('stopped', 'w').close()\n"
+        "        os.kill(os.getpid(), signal.SIGINT)\n"
+        "        await asyncio.Event().wait()\n"
+        "    return {'seen': ['second']}\n"
+        "graph = chain(Tea, first, second)\n"
+    )
+    stopped = run_program(source, "--input", '{"cups": 1}')
+    assert (stopped.code, "resume" in stopped.err) == (130, False)
+    (tmp_path / "stopped").unlink()
+    threads = ["--checkpointer", "sqlite:t.db", "--n", 2, "--max-live", 1]
+    stopped = run_program(source, "--input", '{"cups": 1}', *threads)
+    *_, told, last = stopped.err.splitlines()
+    assert (stopped.code, last[:11], told[:13]) == (130, "interrupted", "resume with: ")
+    assert stopped.err.count("resume with: ") == 1, "the other thread has not begun"
+    value = command(*shlex.split(told.partition(": ")[2])[1:], "--json").json
+    assert value["results"] == [{"cups": 1, "seen": ["first", "second"]}]
+
+
 def test_questions_are_in_the_drawing(write: Write, run: Command, tmp_path: Path) -> None:
     code, _ = run(write(ASKS), "--input", '{"cups": 1}', "--dag", "dag.json")
     assert code == 3

@@ -158,6 +158,15 @@ def test_a_signal_stops_the_programs_and_after_sigterm_a_second_one(
     assert signal.getsignal(signals[-1]) is before
 
 
+def test_ctrl_c_says_how_recorded_programs_go_on(run_program: Run, tmp_path: Path) -> None:
+    """They go on only from a journal that has their answers."""
+    for content in ("full", "digest"):
+        path = tmp_path / content
+        ran = run_program(hangs(signal.SIGINT), "--journal", path, "--journal-content", content)
+        told = f"recorded so far: {path}; the same command resumes the programs\n" in ran.err
+        assert (ran.code, told) == (130, content == "full")
+
+
 def test_sigterm_lets_the_programs_finish(run_program: Run) -> None:
     source = (
         "import asyncio, os, signal\n@program\nasync def ends(ctx):\n"
