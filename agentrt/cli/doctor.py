@@ -30,7 +30,7 @@ from rich.text import Text
 from agentrt import __version__
 from agentrt.cli.faults import FAILED, summary
 from agentrt.cli.installed import VLLM, installed
-from agentrt.cli.streams import printable, show_json
+from agentrt.cli.streams import printable, show_json, width_of
 from agentrt.errors import AgentrtError, ConfigError
 from agentrt.extras import install_command, install_vllm
 from agentrt.files import expanded, is_database
@@ -500,9 +500,7 @@ def _attempt(check: Check, options: DoctorOptions) -> CheckResult | ConfigError 
 
 
 def _show(results: Mapping[str, CheckResult]) -> None:
-    console = Console()
-    if not console.is_terminal:
-        console.width = 10_000  # keeps each check on one line, for grep
+    console = Console(width=width_of(sys.stdout))
     table = Table("check", "state", box=None, pad_edge=False)
     table.add_column("result → what to do", overflow="fold")
     for name, result in results.items():

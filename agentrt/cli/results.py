@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from rich.table import Table
 from agentrt.cli.app import LazyGroup
 from agentrt.cli.options import FilePath, FileText
 from agentrt.cli.plots import check_plot, draw_scores
-from agentrt.cli.streams import counted, printable, show_json
+from agentrt.cli.streams import counted, printable, show_json, width_of
 from agentrt.errors import UsageError
 
 _COMMANDS = {
@@ -28,6 +29,8 @@ _plot = click.option(
     help="Plot the mean and the 95% interval of each score to FILE (.svg, .png or .pdf).",
 )
 _CHANGED = 20
+_NAME_CELLS = 16
+"""Smallest width of a column of long names in a narrow terminal."""
 
 
 class _Results(LazyGroup):
@@ -63,7 +66,7 @@ def show(file: Path, plot: Path | None, as_json: bool) -> None:
     if as_json:
         show_json(summary)
     else:
-        print_summary(summary, Console(markup=False, emoji=False))
+        print_summary(summary, _console())
 
 
 @click.command()
@@ -142,7 +145,7 @@ def diff(
     if as_json:
         show_json(comparison)
     else:
-        _print_comparison(comparison, Console(markup=False, emoji=False))
+        _print_comparison(comparison, _console())
 
 
 def _draw(scores: Mapping[Path, dict[str, Any]], plot: Path | None) -> None:
@@ -207,6 +210,10 @@ def _diff_programs(
             click.echo(printable(line))
 
 
+def _console() -> Console:
+    return Console(markup=False, emoji=False, width=width_of(sys.stdout))
+
+
 # -- tables ----------------------------------------------------------------------------------
 
 
@@ -236,7 +243,11 @@ def print_summary(summary: dict[str, Any], console: Console) -> None:
         console.print(f"seconds per result: {took}")
         console.print(f"slowest: {', '.join(slowest)}")
     if summary["scores"]:
-        console.print(_score_table(summary["scores"]))
+        scores = summary["scores"]
+        ks = sorted({int(k) for each in scores.values() for k in each.get("pass", ())})
+        columns = ["mean", "95% interval", "scored", "raised", "missing"]
+        columns += [f"pass@{k}" for k in ks]
+        _print_scores(columns, _score_numbers(scores, ks), console)
         for name, each in summary["scores"].items():
             if each["errors"]:
                 errors = counted(each["errors"], "error")
@@ -263,24 +274,37 @@ def _named(each: dict[str, Any]) -> str:
     return f"{name}#{each['sample']}" if each["sample"] else name
 
 
-def _score_table(scores: dict[str, Any]) -> Table:
-    table = Table("score", box=None, pad_edge=False)
-    ks = sorted({int(k) for each in scores.values() for k in each.get("pass", ())})
-    columns = ["mean", "95% interval", "scored", "raised", "missing"]
-    for name in (*columns, *(f"pass@{k}" for k in ks)):
-        table.add_column(name, justify="right")
-    for name, each in scores.items():
-        passes = [each.get("pass", {}).get(str(k)) for k in ks]
-        table.add_row(
-            name,
+def _print_scores(
+    columns: Sequence[str], scores: Mapping[str, Sequence[str]], console: Console
+) -> None:
+    """Print a table with a row for each score. In a narrow terminal, a long name of a score takes
+    several lines, because names often differ only at their ends, and no number is cut off.
+    """
+    widths = [max(map(len, column)) for column in zip(columns, *scores.values(), strict=True)]
+    table = Table(box=None, pad_edge=False)
+    table.add_column("score", overflow="fold")
+    for name, width in zip(columns, widths, strict=True):
+        table.add_column(name, justify="right", width=width)
+    for name, numbers in scores.items():
+        table.add_row(name, *numbers)
+    name_width = min(_NAME_CELLS, max(map(len, ["score", *scores])))
+    least = name_width + sum(width + 2 for width in widths)
+    table.width = least if console.width < least else None
+    console.print(table, crop=False)
+
+
+def _score_numbers(scores: Mapping[str, Any], ks: Sequence[int]) -> dict[str, list[str]]:
+    return {
+        name: [
             _number(each["mean"]),
             _interval(each),
             str(each["scored"]),
             str(each["errors"]),
             str(each["missing"]),
-            *map(_number, passes),
-        )
-    return table
+            *(_number(each.get("pass", {}).get(str(k))) for k in ks),
+        ]
+        for name, each in scores.items()
+    }
 
 
 def _number(value: float | None) -> str:
@@ -305,13 +329,9 @@ def _print_comparison(comparison: dict[str, Any], console: Console) -> None:
         ratio = f" ({second / first:.2f} times A)" if first else ""
         console.print(f"{name}: A {first:.0f}, B {second:.0f}{ratio}")
     if comparison["scores"]:
-        table = Table("score", box=None, pad_edge=False)
         columns = ("A", "B", "B - A", "95% interval", "better", "worse", "same", "p")
-        for name in columns:
-            table.add_column(name, justify="right")
-        for name, each in comparison["scores"].items():
-            table.add_row(
-                name,
+        rows = {
+            name: (
                 _number(each["before"]),
                 _number(each["after"]),
                 _number(each["difference"]),
@@ -321,7 +341,9 @@ def _print_comparison(comparison: dict[str, Any], console: Console) -> None:
                 str(each["same"]),
                 f"{each['p']:.3g}",
             )
-        console.print(table)
+            for name, each in comparison["scores"].items()
+        }
+        _print_scores(columns, rows, console)
     for each in comparison["changed"][:_CHANGED]:
         scores = ", ".join(
             f"{name} {_value(a)} -> {_value(b)}" for name, (a, b) in each["scores"].items()

@@ -18,7 +18,7 @@ from rich.segment import Segment
 from rich.spinner import Spinner
 
 from agentrt.cli.live import render
-from agentrt.cli.streams import printable
+from agentrt.cli.streams import printable, width_of
 from agentrt.runtime.events import Event, RunEnded
 from agentrt.runtime.run import Run
 
@@ -198,7 +198,7 @@ def open_screen(*, plain: bool = False) -> Iterator[Screen]:
     # Use a new descriptor, because the engine's start redirects descriptor 2 into a log file.
     raw = os.fdopen(os.dup(2), "wb")
     display = _Display(raw, encoding="utf-8", errors="replace", line_buffering=True)
-    console = _Console(file=display, markup=False, emoji=False)
+    console = _Console(file=display, markup=False, emoji=False, width=width_of(display))
     is_live = console.is_terminal and not console.is_dumb_terminal and not plain
     try:
         yield LiveScreen(console) if is_live else Screen(console)

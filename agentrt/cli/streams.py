@@ -18,7 +18,7 @@ import select
 import sys
 from collections.abc import Iterator
 from itertools import chain, repeat
-from typing import Any
+from typing import Any, TextIO
 
 import click
 
@@ -134,6 +134,13 @@ def _json(value: Any) -> str:
     except UnicodeEncodeError:
         text = json.dumps(json.loads(text))
     return text
+
+
+def width_of(stream: TextIO) -> int | None:
+    """Return the width of the lines that rich writes to a stream: None for a terminal, whose width
+    rich finds. In a file or a pipe no line is wrapped, for grep, and no cell of a table is cut off.
+    """
+    return None if stream.isatty() else 10_000
 
 
 def guard_log() -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import signal
+import sys
 from pathlib import Path
 
+import pexpect
 import pytest
 
 from agentrt.batch.results import Result, ResultFile
@@ -591,3 +593,26 @@ def test_stopped_runs_are_not_shown_as_failed(command: Run, tmp_path: Path) -> N
         *(f"failed: {n}: Oops" for n in range(5, 10)),
         "failed: 2 more",
     ]
+
+
+def test_no_name_of_a_score_is_cut_off(command: Run, tmp_path: Path) -> None:
+    """Neither in a pipe, where each line is whole, nor in a terminal that is too narrow."""
+    names = [f"the_answer_{'and_its_reason_' * 4}{end}" for end in ("differ", "fit")]
+    scored = {name: float(n) for n, name in enumerate(names)}
+    out = tmp_path / "r.jsonl"
+    long = Result("b", 0, "failed", error="no tea " * 30)
+    done = [Result("a", n, "done", scores=scored) for n in range(2)]
+    out.write_bytes(b"".join(result.to_line() for result in (*done, long)))
+    shown = command("results", "show", out).out.splitlines()
+    assert [line.split()[0] for line in shown if line.startswith("the_answer")] == names
+    assert f"failed: b: {long.error}".rstrip() in map(str.rstrip, shown)
+    for words in (["show", out], ["diff", out, out]):
+        arguments = ["-m", "agentrt.cli", "results", *map(str, words)]
+        child = pexpect.spawn(
+            sys.executable, arguments, dimensions=(24, 40), timeout=120, encoding="utf-8"
+        )
+        child.expect(pexpect.EOF)
+        rows = [line for line in child.before.splitlines() if line[:9].strip()]
+        first = next(n for n, row in enumerate(rows) if row.startswith("the_answer"))
+        assert "".join(row.split()[0] for row in rows[first:]).startswith("".join(names))
+        assert "…" not in "".join(rows[first : first + 8])
