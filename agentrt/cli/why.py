@@ -4,6 +4,7 @@ cache.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 
 import click
@@ -23,6 +24,7 @@ from agentrt.journal.store import Store
 
 _BLAMED = 3
 _MISSES = 5
+_UNENDED = 3
 _SHOWN_S = 0.005
 """Seconds below which a duration would be shown as 0.00. Shorter shares are added up."""
 
@@ -40,9 +42,10 @@ def why(file: str, program: str | None, as_json: bool) -> None:
     Each second of the wall time along the run's critical path gets one reason. The
     reasons for calls come from the engine's scheduler: which runs went first, which
     runs evicted the calls' blocks from the prefix cache, and whether these blocks were
-    loaded from host memory or computed again. A list of cache misses follows: calls
-    whose prompts were computed again although the cache had held them, or would have
-    held them if the prompt had not changed.
+    loaded from host memory or computed again. If the run has not ended, the reasons
+    reach up to its last recorded event, and the nodes that have not ended follow. A list
+    of cache misses follows: calls whose prompts were computed again although the cache
+    had held them, or would have held them if the prompt had not changed.
     """
     with read_journal_at(file) as store:
         recorded = read_program(store, _last(store) if program is None else program)
@@ -78,6 +81,12 @@ def _table(recorded: RecordedTime, shares: Sequence[Share]) -> Iterator[str]:
         part = f"{100 * rest / wall:3.0f}" if wall else ""
         rows.append(("other reasons", f"{rest:7.2f}", part, "", ""))
     yield from aligned([*rows, ("total", f"{whole:7.2f}", "100", "", "")])
+    unended = [stay.start for stay in recorded.unended()]
+    for start in unended[:_UNENDED]:
+        began = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(start.started))
+        yield f"not ended yet: {start.kind} {start.name} (node {start.node}), begun at {began}"
+    if len(unended) > _UNENDED:
+        yield f"and {len(unended) - _UNENDED} more nodes (--json lists all)"
     if any(len(share.by) > 1 for share in shown):
         yield "the seconds of several runs overlap: they were in the batch at the same time"
     if (versions := versions_of(recorded)) and versions != [0]:

@@ -113,6 +113,24 @@ def test_a_program_that_runs_and_has_no_texts(tmp_path: Path, why: Callable[...,
     assert "recorded with --journal-content none, without texts" in text
 
 
+def test_the_nodes_that_a_run_is_waiting_for(
+    tmp_path: Path, why: Callable[..., str], command: Run
+) -> None:
+    """The seconds end with the last recorded event. What hangs since then is named."""
+    made = Made(None).node("0#0", "call", 0.0, 2.0)
+    for number in range(5):
+        made.node(f"0.{number}#0", "tool", 2.0, None)
+    text = why(made.write(tmp_path / "j"), "p-1")
+    assert [line.partition(", begun at ")[0] for line in text.splitlines()[-4:]] == [
+        *(f"not ended yet: tool tool (node 0.{number}#0)" for number in range(3)),
+        "and 2 more nodes (--json lists all)",
+    ]
+    unended = command("journal", "why", tmp_path / "j", "--json").json["unended"]
+    assert [each["node"] for each in unended] == [f"0.{number}#0" for number in range(5)]
+    assert unended[0]["started"] == BEGAN + 2.0
+    assert "not ended" not in why(Made(9.0).node("0#0", "tool", 0.0, None).write(tmp_path / "k"))
+
+
 def test_bad_input(journal: Path, refused: Refused, tmp_path: Path) -> None:
     refused("journal", "why", journal, "p-2", says=["has no run 'p-2'; did you mean 'p-1'?"])
     refused("journal", "why", journal, "other", says=["available: p-1"])

@@ -152,6 +152,15 @@ class RecordedTime:
     def state(self) -> str:
         return self.lives[-1].state
 
+    def unended(self) -> list[Stay]:
+        """Return the nodes that have not ended, in the order of their start. The time since
+        `until` belongs to them. Return an empty list if the program has ended.
+        """
+        if self.state != OPEN:
+            return []
+        stays = [stay for stay in self.lives[-1].stays if stay.end is None]
+        return sorted(stays, key=lambda stay: stay.start.started)
+
     def pieces(self) -> list[WallInterval]:
         """Return the wall time in pieces, without gaps, from the start to the end."""
         pieces: list[WallInterval] = []

@@ -65,8 +65,8 @@ _FAR = 1 << 32
 def why_json(
     recorded: RecordedTime, pieces: Sequence[WallInterval], misses: Sequence[Miss]
 ) -> dict[str, Any]:
-    """Return the reasons, the pieces of the wall time, and the misses as JSON, with words for
-    people. Times of day are in seconds since 1970.
+    """Return the reasons, the pieces of the wall time, the nodes that have not ended, and the
+    misses as JSON, with words for people. Times of day are in seconds since 1970.
     """
     reasons = []
     for share in shares_of(pieces):
@@ -81,6 +81,10 @@ def why_json(
         "content": recorded.program.content,
         "reasons": reasons,
         "pieces": [piece_json(piece) for piece in pieces],
+        "unended": [
+            {"node": start.node, "kind": start.kind, "name": start.name, "started": start.started}
+            for start in (stay.start for stay in recorded.unended())
+        ],
         "misses": [{**asdict(miss), **_by(miss), "words": [*missed(miss)]} for miss in misses],
         "note": note_of(recorded),
         "weights": versions_of(recorded),
