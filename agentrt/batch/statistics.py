@@ -18,6 +18,8 @@ _SLOWEST = 5
 _FAILURES = 5
 _BLOCK = 2_000_000
 """Maximum number of resampled values in memory at once."""
+_MANY, _FEW = 2_000, 100
+"""More than `_MANY` values, of which at most `_FEW` are distinct, are resampled by their counts."""
 PASSED = 1.0
 """Smallest score that counts as passed."""
 
@@ -31,12 +33,26 @@ def interval(values: Sequence[float], seed: int = 0) -> tuple[float, float] | No
     import numpy as np
 
     drawn, numbers = np.random.default_rng(seed), np.asarray(values, dtype=float)
+    distinct, counts = np.unique(numbers, return_counts=True)
     means = np.empty(_RESAMPLES)
+    if len(numbers) > _MANY and len(distinct) <= _FEW:
+        # Drawing how often each distinct value occurs has the same distribution as drawing the
+        # values themselves, which takes a minute for 200,000 values.
+        draws = drawn.multinomial(len(numbers), counts / len(numbers), size=_RESAMPLES)
+        means[:] = draws @ distinct / len(numbers)
+        return _quantiles_of(means)
     step = max(1, _BLOCK // len(numbers))
     for first in range(0, _RESAMPLES, step):
         rows = min(step, _RESAMPLES - first)
         picks = drawn.integers(0, len(numbers), size=(rows, len(numbers)))
         means[first : first + rows] = numbers[picks].mean(axis=1)
+    return _quantiles_of(means)
+
+
+def _quantiles_of(means: Any) -> tuple[float, float]:
+    """Return the bounds of the confidence interval from the means of the resamples."""
+    import numpy as np
+
     low, high = np.quantile(means, [(1 - _LEVEL) / 2, (1 + _LEVEL) / 2])
     return float(low), float(high)
 

@@ -15,11 +15,12 @@ from typing import Any
 
 import click
 
+from agentrt.cli.questions import HOST_AND_PORT
 from agentrt.cli.streams import say
 from agentrt.files import replacing
 
 _URL = "http://127.0.0.1:8000"
-_ADDRESS = re.compile(r"https?://\S+|(localhost|[\w-]+(\.[\w-]+)*|\[[0-9a-fA-F:]+\]):\d{1,5}")
+_ADDRESS = re.compile(rf"https?://\S+|{HOST_AND_PORT.pattern}")
 """A server's address. An address with a port needs no scheme."""
 _VALUED = ("--url", "--model", "--api-key")
 _WITH_VALUE = tuple(f"{name}=" for name in _VALUED)

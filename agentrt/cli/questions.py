@@ -23,6 +23,8 @@ T = TypeVar("T", bound=Callable[..., Any])
 _TIMEOUT_S = 30.0
 _MOST_LISTED = 1000
 """Maximum number of questions that a server lists. Without a limit, it lists 100."""
+HOST_AND_PORT = re.compile(r"(localhost|[\w-]+(\.[\w-]+)*|\[[0-9a-fA-F:]+\]):\d{1,5}")
+"""A server's address without a scheme, which then is http."""
 _DASHED = re.compile(r"-[\d.\s]")
 _FIELDS = ("id", "run", "type", "thread", "question", "schema", "state")
 """The fields of a server's question that the commands use."""
@@ -168,6 +170,8 @@ def ask_server(
     from agentrt.errors import UsageError, header_fault, shown_url, url_fault
     from agentrt.proxies import client_options
 
+    if HOST_AND_PORT.fullmatch(url.partition("/")[0]):
+        url = f"http://{url}"
     shown = shown_url(url)
     advice = "write an address such as http://127.0.0.1:8000"
     if (fault := url_fault(url)) is not None:

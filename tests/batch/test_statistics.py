@@ -53,6 +53,14 @@ def test_the_interval_has_the_mean_about_as_often_as_it_says() -> None:
     assert interval([1.0, 2.0, 4.0], seed=1) == interval([1.0, 2.0, 4.0], seed=1)
 
 
+def test_the_interval_of_many_values_is_that_of_a_binomial_distribution() -> None:
+    """Values of which few are distinct: drawing each of a million 10,000 times takes minutes."""
+    low, high = interval([1.0] * 300_000 + [0.0] * 700_000) or (0.0, 0.0)
+    half = 1.96 * (0.3 * 0.7 / 1_000_000) ** 0.5
+    assert (low, high) == pytest.approx((0.3 - half, 0.3 + half), abs=half / 10)
+    assert interval([2.0] * 3_000) == (2.0, 2.0)
+
+
 def results(*outcomes: Any, score: str = "right") -> Iterator[Result]:
     """Results of inputs a, b, …: for each, the scores of its samples; a text is a failure."""
     for name, samples in zip("abcdef", outcomes, strict=False):

@@ -218,6 +218,7 @@ def test_another_program_at_the_address_is_not_a_server(
     ("args", "code", "told"),
     [
         (["--url", "http://127.0.0.1:1"], 1, "no server answers at http://127.0.0.1:1: "),
+        (["--url", "127.0.0.1:1/v1"], 1, "no server answers at http://127.0.0.1:1/v1: "),
         (["--url", "here"], 2, "--url 'here' is not an address of a server ("),
         (
             ["--url", "http://here:port"],
