@@ -612,7 +612,7 @@ def test_no_name_of_a_score_is_cut_off(command: Run, tmp_path: Path) -> None:
             sys.executable, arguments, dimensions=(24, 40), timeout=120, encoding="utf-8"
         )
         child.expect(pexpect.EOF)
-        rows = [line for line in child.before.splitlines() if line[:9].strip()]
+        rows = [line for line in (child.before or "").splitlines() if line[:9].strip()]
         first = next(n for n, row in enumerate(rows) if row.startswith("the_answer"))
         assert "".join(row.split()[0] for row in rows[first:]).startswith("".join(names))
         assert "…" not in "".join(rows[first : first + 8])
