@@ -310,8 +310,7 @@ scheduling_options = together(
         "--lane",
         "X",
         "Share of the batch that adaptive reserves for the oldest programs, so that none of them "
-        "waits too long; 0 reserves nothing. While the KV cache has no room for the contexts of "
-        "all programs, a quarter of X is reserved.  [default: 0.2]",
+        "waits too long; 0 reserves nothing.  [default: 0.05]",
         type=float,
     ),
     history_option,

@@ -70,9 +70,7 @@ class SchedulerConfig:
     come, first served, with very many preemptions.
 
     ``lane`` is the ageing share: the share of the batch that is reserved for the programs that
-    arrived first, under a policy that has such a share (`adaptive`); 0 reserves nothing. While
-    the KV cache has no room for the contexts of all programs, only a quarter of ``lane`` is
-    reserved.
+    arrived first, under a policy that has such a share (`adaptive`); 0 reserves nothing.
 
     ``preemption`` lets a waiting call of a strictly better level take the slot of a running call. A
     running call is not preempted in the first ``min_running_steps`` engine steps after it has
@@ -106,7 +104,7 @@ class SchedulerConfig:
     quanta: tuple[float, ...] = _QUANTA
     beta: float = 8.0
     max_promoted: int = 4
-    lane: float = 0.2
+    lane: float = 0.05
     preemption: bool = True
     min_running_steps: int = 4
     min_remaining_tokens: int = 4

@@ -314,8 +314,6 @@ class SchedulerCore:
         self.refresh_priorities(now)
         promoted = self.promote(now)
         admitted = self.admit(now, len(running))
-        admission = self.admission
-        self.promoter.room(now, short=admission is not None and admission.is_short(len(self.table)))
         return StepPlan(released, promoted, admitted, self._preemptions(running, engine))
 
     def refresh_priorities(self, now: float) -> None:

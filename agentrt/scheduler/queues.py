@@ -76,11 +76,6 @@ class Promoter:
     def program_changed(self, program: EngineProgram) -> None:
         """Handle a change of a program's own service or waiting time."""
 
-    def room(self, now: float, *, short: bool) -> None:
-        """Handle that from ``now`` on, the KV cache has no room for the contexts of all programs
-        (``short``), or has room for all of them. This is called in each step.
-        """
-
     def promote(self, now: float) -> QueuedCall | None:
         """Return the next call to promote ``now``, or None. Amortised O(log n)."""
         return None

@@ -71,7 +71,7 @@ class Unserved(Load):
         raise ConfigError(f"the lane is {contender.config.lane:g}")
 
 
-@pytest.mark.parametrize(("args", "lane"), [([], "0.2"), (["--lane", "0.3"], "0.3")])
+@pytest.mark.parametrize(("args", "lane"), [([], "0.05"), (["--lane", "0.3"], "0.3")])
 def test_the_lane_of_the_command_reaches_the_policy(
     args: list[str],
     lane: str,

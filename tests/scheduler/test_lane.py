@@ -159,22 +159,6 @@ def test_the_lane_is_consistent_after_aborts(policy: str, lane: float) -> None:
 # -- by itself -------------------------------------------------------------------------
 
 
-def test_a_quarter_of_the_share_is_left_while_memory_is_short() -> None:
-    """A quarter of 16 slots serves four calls at once; while memory is short, one."""
-    lane, calls = lane_of(0.0, 1.0, 2.0, 3.0, 4.0, slots=16)
-    lane.room(0.0, short=True)
-    assert promoted(lane, 1.0) is calls[0]
-    assert promoted(lane, 2.0) is None, "no slot of the share is left"
-    lane.room(2.0, short=False)
-    assert [promoted(lane, 2.0) for _ in range(4)] == [*calls[1:4], None]
-    lane.charged(calls[0], 9.0)  # one slot-second was in the bucket
-    for call in calls[:4]:
-        lane.left(call)
-    assert lane.next_moment(2.0) == pytest.approx(2.0 + 8.0 / 4.0)
-    lane.room(2.0, short=True)
-    assert lane.next_moment(2.0) == pytest.approx(2.0 + 8.0 / 1.0)
-
-
 def test_the_lane_starts_without_credit() -> None:
     lane, calls = lane_of(0.0)
     assert promoted(lane, 0.0) is None

@@ -215,21 +215,3 @@ def test_no_state_is_left_and_no_program_waits_beyond_the_bound(
 def test_hundreds_of_programs_leave_no_state() -> None:
     crowd = through(18, "adaptive", None, 512)
     assert crowd.longest_s > 20.0, "many did wait"
-
-
-def test_memory_is_short_while_a_program_is_not_resident_or_claims_exceed_the_cache() -> None:
-    a = Admitting("memory", blocks=100)
-    first = a.arrive("first", 60 * BLOCK)
-    a.step()
-    assert not a.working.is_short(len(a.table))
-    a.arrive("second", 60 * BLOCK)
-    a.step()
-    assert a.outside()
-    assert a.working.is_short(len(a.table))
-    a.end(first)
-    a.end_program("first")
-    a.step()
-    assert not a.outside()
-    assert not a.working.is_short(len(a.table))
-    a.working.claimed = 101
-    assert a.working.is_short(len(a.table))

@@ -132,12 +132,6 @@ class Admission(Part, ABC):
         """
         return self._not_admitted.first()
 
-    def is_short(self, live: int) -> bool:
-        """Return whether the KV cache is too small for all ``live`` programs together, so that some
-        of them are not resident.
-        """
-        return len(self.residents) < live
-
     def leave(self, call: QueuedCall) -> None:
         """Remove a call from the calls that wait for admission."""
         self._not_admitted.discard(call)

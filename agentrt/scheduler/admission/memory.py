@@ -265,9 +265,6 @@ class WorkingSet(Admission):
         )
         return not (outgrown or self._gives_way(program, call)) or self._all_branch
 
-    def is_short(self, live: int) -> bool:
-        return self.claimed > self.capacity.blocks or super().is_short(live)
-
     @property
     def _overfull(self) -> bool:
         """Whether the contexts that residents use or hold exceed the cache."""

@@ -54,10 +54,6 @@ is more, and at least the quantum of Q_1.
 """
 
 
-_WHEN_SHORT = 0.25
-"""The part of the reserved share of the batch that is left while memory is short."""
-
-
 class Adaptive(Policy):
     """A policy that runs the program with the smallest expected remaining service first, and
     reserves a share of the batch for the oldest programs.
@@ -244,20 +240,17 @@ class AgeingShare(Promoter):
     its promotion until it ends, unless the engine takes the call and cannot start it. At most as
     many calls are promoted at the same time as the share has slots, rounded up.
 
-    While the KV cache has no room for the contexts of all programs, the share is smaller
-    (`_WHEN_SHORT`): then the order of calls also decides which contexts are computed again.
-
     The bucket holds at most two quanta of Q_1, times the slots of the share (at least one slot).
     """
 
     keeps: ClassVar[bool] = True
 
     def __init__(self, config: SchedulerConfig, slots: int) -> None:
-        self._quantum_s = config.level_quanta[0]
-        self.priority = Priority(_FIRST, self._quantum_s / 2.0)
-        self._slots = config.lane * slots
-        self._short = False
-        self._rate = self._slots
+        quantum_s = config.level_quanta[0]
+        self.priority = Priority(_FIRST, quantum_s / 2.0)
+        self._rate = config.lane * slots
+        self._most = math.ceil(self._rate)
+        self._most_credit = 2.0 * quantum_s * max(1.0, self._rate)
         self._credit = 0.0
         self._at = 0.0
         self._inside = 0
@@ -279,21 +272,10 @@ class AgeingShare(Promoter):
     def charged(self, call: QueuedCall, seconds: float) -> None:
         self._credit -= seconds
 
-    def room(self, now: float, *, short: bool) -> None:
-        if short is not self._short:
-            self._fill(now)
-            self._short = short
-            self._rate = self._slots * (_WHEN_SHORT if short else 1.0)
-
-    def _fill(self, now: float) -> None:
-        """Fill the bucket up to the time ``now``."""
-        most = 2.0 * self._quantum_s * max(1.0, self._rate)
-        self._credit = min(most, self._credit + self._rate * (now - self._at))
-        self._at = now
-
     def promote(self, now: float) -> QueuedCall | None:
-        self._fill(now)
-        if self._credit <= 0 or self._inside >= math.ceil(self._rate):
+        self._credit = min(self._most_credit, self._credit + self._rate * (now - self._at))
+        self._at = now
+        if self._credit <= 0 or self._inside >= self._most:
             return None
         while self._line:
             first = self._line.pop()
@@ -303,7 +285,7 @@ class AgeingShare(Promoter):
         return None
 
     def next_moment(self, now: float) -> float | None:
-        if self._inside >= math.ceil(self._rate) or not self._line:
+        if self._inside >= self._most or not self._line:
             return None
         return max(now, self._at - self._credit / self._rate)
 

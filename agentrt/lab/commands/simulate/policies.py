@@ -114,7 +114,7 @@ scheduler_options: Option = together(
         "--lane",
         "X",
         "Share of the batch that adaptive reserves for the oldest programs; 0: none.  "
-        "[default: 0.2]",
+        "[default: 0.05]",
         type=float,
     ),
 )
