@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import random
+import weakref
 from typing import Any
 
 import pytest
 from vllm.v1.core.sched.interface import PauseState
+from vllm.v1.request import RequestStatus
 
 from agentrt.executors.vllm.engine_core.scheduler import ProgramScheduler
 from agentrt.lab.engine.headless import (
@@ -188,6 +191,17 @@ def preempted_at_the_end_of_its_turn(e: HeadlessEngine) -> Any:
     e.scheduler.running.remove(session)
     e.scheduler._preempt_request(session, 0.0)
     return session
+
+
+def test_nothing_is_left_of_a_session_that_is_aborted_while_its_output_is_in_flight() -> None:
+    scheduler = make_scheduler(ProgramScheduler, max_num_seqs=2, blocks=64, settings=EAGER)
+    e = HeadlessEngine(scheduler, in_flight=2)
+    session = weakref.ref(preempted_at_the_end_of_its_turn(e))
+    scheduler.finish_requests("s", RequestStatus.FINISHED_ABORTED)
+    e.run()
+    e.requests.clear()
+    gc.collect()
+    assert session() is None
 
 
 @pytest.mark.parametrize("settings", [EAGER, {"policy": "fcfs", "admission": "off"}])

@@ -325,7 +325,8 @@ class ProgramScheduler(AsyncScheduler):
         for session in lost_sessions(self, self._preempted_sessions.values()):
             queue_session(self, session)
         for name, session in [*self._preempted_sessions.items()]:
-            if not session.num_in_flight_tokens:
+            # vLLM does not count down the tokens in flight of a session that was aborted meanwhile.
+            if session.is_finished() or not session.num_in_flight_tokens:
                 del self._preempted_sessions[name]
 
     @override
