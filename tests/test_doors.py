@@ -170,8 +170,8 @@ def test_simulate(command: str, options: tuple[str, ...], monkeypatch: pytest.Mo
 
 
 def test_options_of_simulate_are_those_of_the_default_too() -> None:
-    own = contender("default", SchedulerConfig(lane=0.2)).config
-    assert own == SchedulerConfig(lane=0.2)
+    own = contender("default", SchedulerConfig(lane=0.3)).config
+    assert own == SchedulerConfig(lane=0.3)
 
 
 # -- the plug-in -----------------------------------------------------------------------

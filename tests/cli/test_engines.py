@@ -55,7 +55,7 @@ async def test_the_set_writes_the_history_and_its_engines_begin_with_it(
     """1. No file: nothing is known. 2. A program ends; all engines of the next set know it, and so
     does one that starts again, though the file has been spoilt."""
     path = tmp_path / "history.json"
-    options = EngineOptions(scheduler=SchedulerConfig("adaptive", history=str(path), lane=0.2))
+    options = EngineOptions(scheduler=SchedulerConfig("adaptive", history=str(path), lane=0.3))
     for round_ in range(2):
         replicas = make_executor(options, Fleet(2), lambda message: None)
         assert isinstance(replicas, ReplicaSet)
@@ -73,7 +73,7 @@ async def test_the_set_writes_the_history_and_its_engines_begin_with_it(
     assert third == fourth
     assert sum(row[4] for row in third["service"] if row[1:3] == ["", ""]) == 1.0
     assert sum(row[4] for row in fifth["service"] if row[1:3] == ["", ""]) == 2.0
-    own = SchedulerConfig("adaptive", lane=0.2, history="none")
+    own = SchedulerConfig("adaptive", lane=0.3, history="none")
     assert [engine.options.scheduler for engine in made] == [own] * 5
 
 
