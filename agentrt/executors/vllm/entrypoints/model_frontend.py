@@ -374,11 +374,11 @@ class VLLMFrontend(Frontend):
 
         Raises `NotServedError` for a name that is not served.
         """
+        if model in (names := self.names):  # an adapter may have the name of the model's folder
+            return model
         if model is None or is_model(model, self.setup.model):
             return self.name
-        if model not in self.names:
-            raise not_served(model, tuple(self.names))
-        return model
+        raise not_served(model, tuple(names))
 
     def profile(self, model: str | None = None) -> FrontProfile:
         self.served_as(model)

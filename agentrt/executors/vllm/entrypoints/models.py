@@ -79,6 +79,10 @@ class FrontendsByModel(Frontend):
         """Return the front end that serves ``model``; None means the first model. Raises
         `NotServedError` if no front end serves it.
         """
+        # A listed name of one model may also be the last part of another model's path.
+        for front in self.fronts:
+            if model in front.names:
+                return front
         for front in self.fronts:
             try:
                 front.served_as(model)

@@ -17,6 +17,7 @@ from agentrt.engines import ReplicaSet
 from agentrt.errors import ConfigError
 from agentrt.executors.vllm.default_model import embedded_model
 from agentrt.executors.vllm.entrypoints.models import FrontendsByModel, open_frontend
+from agentrt.request import CallSpec
 from agentrt.router import make_router
 from tests.doubles.scripted_engine import ScriptedEngine
 
@@ -66,6 +67,31 @@ async def test_two_folders_of_one_name(made: Callable[..., ScriptedEngine]) -> N
             models = (None, NAME, one.model, two.model)
             texts = [await runtime.start(asks, model).wait() for model in models]
             assert texts == ["one", "one", "one", "two"]
+
+
+async def test_a_name_is_that_of_the_model_that_is_listed_under_it(
+    made: Callable[..., ScriptedEngine],
+) -> None:
+    """The first model has another name, so that the second is listed under its folder's name."""
+    one, two = made("one"), made("two")
+    async with engines_of(one, two) as replicas, Runtime(replicas, model_names=["own"]) as runtime:
+        models = (None, "own", one.model, NAME, two.model)
+        texts = [await runtime.start(asks, model).wait() for model in models]
+        assert texts == ["one", "one", "one", "two", "two"]
+
+
+async def test_an_adapter_has_the_name_of_the_folder_of_its_model(
+    made: Callable[..., ScriptedEngine], tmp_path: Path
+) -> None:
+    adapter = tmp_path / "adapter"
+    await asyncio.to_thread(adapter.mkdir)
+    (adapter / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA"}))
+    engine = made("one", "--enable-lora", "--lora-modules", f"{NAME}={adapter}")
+    async with engines_of(engine) as replicas:
+        front = await open_frontend(replicas, ["own"])
+        calls = [front.addressed(CallSpec(model=name)) for name in (NAME, "own", engine.model)]
+        assert [call.rendered is not None for call in calls] == [True, False, False]
+        await front.close()
 
 
 async def test_two_adapters_of_one_name(
