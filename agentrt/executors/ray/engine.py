@@ -259,19 +259,22 @@ class RayEngine(Executor):
         if self._fault is not None:
             raise EngineDiedError(str(self._fault))
         queue = self._queues[call.call_id] = asyncio.Queue()
-        over, prompt, begun = False, PromptRestorer(), None
+        over = answered = False
+        prompt, begun = PromptRestorer(), None
         try:
             begun = self._tell("begin", without_copies(call), stream)
             while not over:
                 output = await queue.get()
                 over = not isinstance(output, Chunk)
                 if isinstance(output, Chunk):
+                    answered = output.reply is not None
                     yield prompt.restored(output)
                 elif output is not None:
                     raise output
         finally:
             self._queues.pop(call.call_id, None)
-            if not over and self._fault is None:
+            # A call with a reply ends by itself, and nobody asks for its report by `aborted`.
+            if not (over or answered) and self._fault is None:
                 self._stopped[call.call_id] = self._tell("stop", call.call_id, begun)
 
     async def _read_outputs(self, progress: Progress) -> None:
