@@ -31,11 +31,13 @@ T = TypeVar("T")
 _ANSWER_S = 5.0
 """Seconds to wait for an engine's snapshot or metrics."""
 _SOON_S = 0.7
-"""Seconds to wait for an engine's snapshot if those of other engines wait for it. A reader of all
-snapshots, such as the dashboard, gives up after a second.
+"""Seconds to wait for an engine's snapshot if those of other engines wait for it, and the reader
+reads regularly. Such a reader, for example the dashboard, gives up after a second.
 """
+_REGULAR_S = 90.0
+"""Two reads within this time, in seconds, count as regular."""
 _PAUSE_S = 5.0
-"""Seconds before an engine is asked again that did not answer in `_SOON_S`."""
+"""Seconds before an engine is asked again that did not answer in time."""
 _OF_EACH = (
     "steps",
     "computed_tokens",
@@ -156,6 +158,8 @@ class Replica:
         self._make = make
         self._closing: set[asyncio.Task[None]] = set()
         self._snapshot: Mapping[str, Any] = {}
+        self._read_at = float("-inf")
+        """The time on the event loop's clock of the last `recent_snapshot`."""
         self._ask_from = float("-inf")
         """The time on the event loop's clock from which the engine is asked for a snapshot."""
         self._ready_at = 0.0
@@ -243,14 +247,19 @@ class Replica:
     async def recent_snapshot(self) -> Mapping[str, Any]:
         """Return the engine's snapshot, or its last one if the engine does not answer soon, for
         example because it is in a long step; empty if the engine is down.
+
+        Wait longer for the first read, and for a read long after the last: such a reader, for
+        example the journal's description of the engines, reads only once.
         """
         if self.state not in UP:
             return {}
         engine, now = self.executor, asyncio.get_running_loop().time()
+        seconds = _SOON_S if now - self._read_at < _REGULAR_S else _ANSWER_S
+        self._read_at = now
         if now < self._ask_from:
             return self._snapshot
         try:
-            async with asyncio.timeout(_SOON_S):
+            async with asyncio.timeout(seconds):
                 snapshot = await engine.snapshot()
         except TimeoutError:
             self._ask_from = now + _PAUSE_S
@@ -341,8 +350,8 @@ async def metrics_of(replicas: Sequence[Replica]) -> Sequence[Metric]:
 
 
 async def snapshot_of(replicas: Sequence[Replica]) -> Mapping[str, Any]:
-    """Return the running and waiting calls of all replicas, and the state of each replica. A
-    replica that does not answer soon does not keep those of the others waiting.
+    """Return the running and waiting calls of all replicas, and the state of each replica. For a
+    regular reader, a replica that does not answer soon does not keep the others waiting.
     """
     snapshots = await asyncio.gather(*(replica.recent_snapshot() for replica in replicas))
     pairs = list(zip(replicas, snapshots, strict=True))

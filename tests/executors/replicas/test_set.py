@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from prometheus_client import Metric
@@ -210,3 +211,21 @@ async def test_an_engine_that_does_not_answer_hides_the_others_from_no_reader(
     await quick.aclose()
     for call_id in ("p/0", "p/1"):
         await replicas.aborted(call_id)
+
+
+async def test_the_first_reader_waits_for_an_engine_that_answers_late(
+    opened: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The journal's description of the engines reads their sizes once, after their start."""
+    monkeypatch.setattr("agentrt.executors.replicas.replica._SOON_S", 0.0)
+    replicas = await opened(Cast([Late()], []))
+    assert ["steps" in each for each in (await replicas.snapshot())["replicas"]] == [True, True]
+
+
+class Late(Mortal):
+    """An engine whose snapshots take some turns of the event loop."""
+
+    async def snapshot(self) -> Any:
+        for _ in range(9):
+            await asyncio.sleep(0)
+        return await super().snapshot()
