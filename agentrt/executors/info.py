@@ -64,6 +64,14 @@ class ExecutorInfo:
         """Return the name under which the executor serves ``model``; None if it is not served."""
         return next((served for served in self.models if is_model(model, served)), None)
 
+    def is_first(self, model: str | None) -> bool:
+        """Return whether ``model`` is the first of the executor's models, whose weights are
+        updated. None means the first model; any model is the first if there is only one.
+        """
+        if model is None or len(self.models) < 2:
+            return True
+        return self.served_as(model) == self.models[0]
+
     def check_served(self, model: str | None) -> None:
         """Raise `NotServedError` for a model that is not served. None is always accepted.
 

@@ -579,6 +579,7 @@ class _CallRecorder:
         self, log: TokenLog, scope: Scope, spec: CallSpec, executor: Executor, *, stream: bool
     ) -> None:
         self._log, self._prompt, self._executor = log, spec.prompt_token_ids, executor
+        self._is_updated = executor.info.is_first(spec.model)
         self._in_journal, self._stream = scope.place is not None, stream
         # With a journal, the key is the place in the code, because a resumed program has the same
         # places.
@@ -619,7 +620,9 @@ class _CallRecorder:
             return None
         key = self._log.key(self._at)
         prompt, in_journal = self._prompt, self._in_journal
-        call = self._log.add(key, prompt, written, logprobs, report.versions, in_journal=in_journal)
+        # Another model than the first is never updated, so that its version 0 does not become old.
+        versions = report.versions if self._is_updated else ((0, -1),)
+        call = self._log.add(key, prompt, written, logprobs, versions, in_journal=in_journal)
         if in_journal and self._stream:
             # The journal also records the calls of a stream that the program closes later.
             self._log.streamed.setdefault(node_of_key(key), []).append(call)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import aclosing
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,11 @@ from hypothesis import strategies as st
 from agentrt import Context, Runtime
 from agentrt.batch import Result
 from agentrt.errors import ConfigError, EngineDiedError, UsageError
+from agentrt.executors.base import Chunk
+from agentrt.executors.info import ExecutorInfo
 from agentrt.program import Program
 from agentrt.request import Call
+from agentrt.runtime.tokens import TokenSequence
 from agentrt.training import Group, GroupStream, arrays, groups, varied
 from tests.doubles.letters import LettersEngine, logprob
 
@@ -408,6 +412,47 @@ async def test_groups_that_become_too_old_while_others_are_awaited(count: int) -
             taken = await taking
     assert sorted((group.id, group.oldest_version()) for group in taken) == [("1", 2), ("2", 2)]
     assert (stream.counts.begun, stream.counts.taken) == (2, 2)
+
+
+class JudgedEngine(LettersEngine):
+    """An engine of two models. Updates of the weights are for the first of them."""
+
+    @property
+    def info(self) -> ExecutorInfo:
+        return ExecutorInfo(("letters", "judge"), logprobs=True)
+
+    async def generate(self, call: Call, *, stream: bool) -> AsyncGenerator[Chunk, None]:
+        async with aclosing(super().generate(call, stream=stream)) as chunks:
+            async for chunk in chunks:
+                if chunk.reply is not None and call.spec.model == "judge":
+                    report = replace(chunk.reply.report, versions=())
+                    chunk.reply = replace(chunk.reply, report=report)
+                yield chunk
+
+
+async def test_the_tokens_of_a_judge_do_not_become_old() -> None:
+    """Its weights stay at version 0, and a group made again would have such tokens again."""
+
+    async def judged(ctx: Context, question: str) -> None:
+        answer = await ctx.llm(question)
+        await ctx.llm(answer.text, model="judge")
+        ctx.reward(1.0)
+
+    async with Runtime(JudgedEngine(lambda prompt, call: "words")) as runtime:
+        for _ in range(2):
+            await runtime.update_weights("new")
+        program = Program(judged, "judged")
+        stream = groups(program, ["a"], samples=2, runtime=runtime)
+        async with stream:
+            group = await anext(stream)
+    assert group.oldest_version() == 2
+    for rollout in group.rollouts:
+        versions = [{each.versions[at] for at in _written(each)} for each in rollout.sequences]
+        assert versions == [{2}, {-1}]
+
+
+def _written(sequence: TokenSequence) -> list[int]:
+    return [at for at, is_written in enumerate(sequence.mask) if is_written]
 
 
 # -- the end ---------------------------------------------------------------------------------
