@@ -46,8 +46,10 @@ from agentrt import Context, program
 async def greet(ctx: Context, name: object) -> str:
     return (await ctx.llm(f"Greet {name}.", max_tokens=30)).text
 """
-EVERY = "250ms"
-"""How often Prometheus looks here."""
+EVERY = "1s"
+"""How often Prometheus looks here, and how long it waits for an answer. A busy machine may need
+more than a quarter of a second.
+"""
 
 
 class Service:
