@@ -5,7 +5,7 @@ profile, and the error for a prompt that is too long.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from operator import itemgetter
 from typing import Any, Literal
@@ -13,12 +13,19 @@ from typing import Any, Literal
 from langchain_core.exceptions import ContextOverflowError
 from langchain_core.language_models import BaseChatModel, LanguageModelInput
 from langchain_core.language_models.model_profile import ModelProfile
-from langchain_core.output_parsers import BaseOutputParser, JsonOutputParser, PydanticOutputParser
+from langchain_core.messages import AIMessage, BaseMessage
+from langchain_core.output_parsers import (
+    BaseCumulativeTransformOutputParser,
+    BaseOutputParser,
+    JsonOutputParser,
+    PydanticOutputParser,
+)
 from langchain_core.output_parsers.openai_tools import (
     JsonOutputKeyToolsParser,
     PydanticToolsParser,
 )
-from langchain_core.runnables import Runnable, RunnableLambda, RunnableMap, RunnablePassthrough
+from langchain_core.outputs import ChatGeneration, Generation
+from langchain_core.runnables import Runnable, RunnableMap, RunnablePassthrough
 from langchain_core.utils.function_calling import convert_to_json_schema, convert_to_openai_tool
 from langchain_core.utils.pydantic import is_basemodel_subclass
 
@@ -319,7 +326,7 @@ def structured(
         raise ConfigError(f"method {method!r} needs a schema; pass one, or use method 'json_mode'")
     shown = {"kwargs": {"method": method, "strict": strict}, "schema": schema}
     bound: Runnable[LanguageModelInput, Any]
-    parser: Runnable[Any, Any]
+    parser: BaseOutputParser[Any]
     if method == "function_calling":
         tools = [schema, *options.pop("tools", ())]
         single = {"parallel_tool_calls": False, "ls_structured_output_format": shown}
@@ -332,7 +339,7 @@ def structured(
         parser = _text_parser(schema)
         if tools := options.pop("tools", None):
             bound = model.bind_tools(tools, strict=strict, **options)
-            parser = _unless_called(parser)
+            parser = _UnlessCalled(parser=parser)
         else:
             bound = model.bind(**options)
     return _with_raw(bound, parser) if include_raw else bound | parser
@@ -349,21 +356,50 @@ def _tool_parser(schema: Any) -> BaseOutputParser[Any]:
     return JsonOutputKeyToolsParser(key_name=name, first_tool_only=True)
 
 
-def _text_parser(schema: Any) -> BaseOutputParser[Any]:
+def _text_parser(schema: Any) -> JsonOutputParser:
     if _is_pydantic(schema):
         return PydanticOutputParser(pydantic_object=schema)
     return JsonOutputParser()
 
 
-def _unless_called(parser: Runnable[Any, Any]) -> Runnable[Any, Any]:
-    """Return ``parser`` for a model that may call tools in place of an answer. For such a message,
-    the result is None, as with `ChatOpenAI`.
+class _UnlessCalled(BaseCumulativeTransformOutputParser[Any]):
+    """A parser for a model that may call tools in place of an answer. For a message with calls, the
+    result is None, as with `ChatOpenAI`; other messages are parsed, and streamed, by ``parser``.
     """
-    return RunnableLambda(lambda message: None if message.tool_calls else parser.invoke(message))
+
+    parser: JsonOutputParser
+
+    def parse_result(self, result: list[Generation], *, partial: bool = False) -> Any:
+        message = result[0].message if isinstance(result[0], ChatGeneration) else None
+        if isinstance(message, AIMessage) and message.tool_calls:
+            return None
+        return self.parser.parse_result(result, partial=partial)
+
+    def parse(self, text: str) -> Any:
+        return self.parser.parse(text)
+
+    # A stream of a message with calls has None, so that the key ``parsed`` exists with
+    # ``include_raw``.
+
+    def _transform(self, input: Iterator[str | BaseMessage]) -> Iterator[Any]:
+        is_empty = True
+        for value in super()._transform(input):
+            is_empty = False
+            yield value
+        if is_empty:
+            yield None
+
+    async def _atransform(self, input: AsyncIterator[str | BaseMessage]) -> AsyncIterator[Any]:
+        is_empty = True
+        async for value in super()._atransform(input):
+            is_empty = False
+            yield value
+        if is_empty:
+            yield None
 
 
 def _with_raw(
-    bound: Runnable[LanguageModelInput, Any], parser: Runnable[Any, Any]
+    bound: Runnable[LanguageModelInput, Any], parser: BaseOutputParser[Any]
 ) -> Runnable[LanguageModelInput, Any]:
     parsed = RunnablePassthrough.assign(
         parsed=itemgetter("raw") | parser, parsing_error=lambda _: None

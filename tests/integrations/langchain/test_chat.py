@@ -136,6 +136,20 @@ async def test_a_model_with_a_schema_may_call_tools(
     assert isinstance(answered["parsed"], Joke)
 
 
+async def test_an_answer_in_a_schema_is_streamed_beside_tools(
+    model: ChatAgentRT, script: dict[str, Any]
+) -> None:
+    schema = Joke.model_json_schema()
+    structured = model.with_structured_output(schema, method="json_schema", tools=[add])
+    script["say"] = '{"setup": "a cat in a tree"}'
+    pieces = [piece async for piece in structured.astream("hello")]
+    assert len(pieces) > 2
+    assert pieces[-1] == {"setup": "a cat in a tree"}
+    script["say"] = ToolCall("add", {"a": 1, "b": 2})
+    assert [piece async for piece in structured.astream("hello")] == [None]
+    assert await asyncio.to_thread(lambda: list(structured.stream("hello"))) == [None]
+
+
 async def test_text_is_a_format_too(model: ChatAgentRT, executor: ScriptedExecutor) -> None:
     await model.ainvoke("hello", response_format={"type": "text"})
     assert asked(executor)["response_format"] == {"type": "text"}
