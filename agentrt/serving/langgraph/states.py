@@ -12,6 +12,11 @@ from agentrt.integrations.langgraph.graphs import Graph
 from agentrt.integrations.langgraph.threads import thread_config
 from agentrt.serving.langgraph.responses import to_json
 
+REFUSALS = (TypeError, ValueError)
+"""The errors of a graph that does not accept the values in a checkpoint: a `ValueError` of pydantic
+or of a check in a dataclass, and a `TypeError` of a dataclass that lacks the value of a field.
+"""
+
 
 async def last_state(
     graph: Graph, config: RunnableConfig, *, subgraphs: bool = False
@@ -31,9 +36,9 @@ async def last_state(
 
 
 async def thread_state(graph: Graph, thread: str) -> dict[str, Any]:
-    """Return the columns of a thread's row that depend on its latest checkpoint. Raises
-    `ValueError` if the graph does not accept the values in the checkpoint, for example because a
-    run had an invalid input.
+    """Return the columns of a thread's row that depend on its latest checkpoint. Raises one of
+    `REFUSALS` if the graph does not accept the values in the checkpoint, for example because a run
+    had an invalid input.
     """
     state = await last_state(graph, thread_config(thread))
     interrupts = {task.id: list(task.interrupts) for task in state.tasks if task.interrupts}
@@ -51,7 +56,7 @@ async def readable_state(graph: Graph, thread: str) -> dict[str, Any]:
     """
     try:
         return await thread_state(graph, thread)
-    except ValueError:
+    except REFUSALS:
         return {"status": "idle"}
 
 

@@ -73,7 +73,7 @@ from agentrt.serving.langgraph.outages import is_outage
 from agentrt.serving.langgraph.responses import encode, error_json
 from agentrt.serving.langgraph.runs.graph_events import ProtocolAdapter, StreamAdapter
 from agentrt.serving.langgraph.runs.streams import LiveRun
-from agentrt.serving.langgraph.states import thread_state
+from agentrt.serving.langgraph.states import REFUSALS, thread_state
 from agentrt.serving.langgraph.tenant_state import TenantState
 
 # -- origins ------------------------------------------------------------------------------
@@ -485,7 +485,7 @@ class Execution:
         """
         try:
             state = await self._thread_state()
-        except ValueError as unreadable:  # the graph does not accept the thread's values
+        except REFUSALS as unreadable:  # the graph does not accept the thread's values
             error, state = error or unreadable, {"status": "idle"}
         # A run that has ended before the server began to stop is not cancelled.
         if self._live.action not in (None, "shutdown"):
@@ -558,7 +558,7 @@ class Execution:
             await _roll_back(storage.database, record.thread_id, record.origin)
         try:
             state = await self._thread_state()
-        except ValueError:  # as in `_finish`
+        except REFUSALS:  # as in `_finish`
             state = {"status": "idle"}
         removal = self._state.runs.removal(record.run_id)
         await self._state.threads.update_state(record.thread_id, state, *removal)

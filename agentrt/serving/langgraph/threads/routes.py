@@ -29,6 +29,7 @@ from agentrt.serving.langgraph.responses import JSON, conflict, invalid, not_fou
 from agentrt.serving.langgraph.routes import Routes, route
 from agentrt.serving.langgraph.runs.queue import RunQueue
 from agentrt.serving.langgraph.states import (
+    REFUSALS,
     checkpoint_json,
     last_state,
     readable_state,
@@ -136,10 +137,12 @@ class StateRoutes(Routes):
             )
             try:
                 states = [state async for state in history]
-            except ValidationError as error:
+            except REFUSALS as error:
+                # Also the error for an unknown namespace, or of a checkpointer about the filter.
+                has_terms = bool(body.metadata or config["configurable"].get("checkpoint_ns"))
+                if has_terms and not isinstance(error, ValidationError):
+                    raise invalid(reason(error)) from error
                 raise _unreadable(thread_id, error) from error
-            except ValueError as error:
-                raise invalid(reason(error)) from error
         return [state_json(state, str(thread_id), body.select) for state in states]
 
     async def write(
@@ -184,7 +187,7 @@ class StateRoutes(Routes):
             else:
                 try:
                     state = await last_state(opened[1], config, subgraphs=subgraphs)
-                except ValueError as error:
+                except REFUSALS as error:
                     if not checkpoint.checkpoint_ns:
                         raise _unreadable(thread_id, error) from error
                     raise HTTPException(404, f"checkpoint_ns: {reason(error)}") from error
@@ -252,7 +255,7 @@ def _refused_updates(field: str) -> Iterator[None]:
         raise invalid(f"{field}: {reason(error)}") from error
 
 
-def _unreadable(thread_id: UUID, error: ValueError) -> HTTPException:
+def _unreadable(thread_id: UUID, error: Exception) -> HTTPException:
     """Return the error for a checkpoint with values that the graph's state does not accept, for
     example because a run had an invalid input. LangGraph then starts no run at this checkpoint.
     """

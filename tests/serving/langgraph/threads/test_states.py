@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -142,6 +143,38 @@ async def test_a_state_that_does_not_fit_its_graph_says_what_is_wrong(
     await client.runs.wait(thread, "order", input=given(amount=2), checkpoint=earlier)
     state: Any = await client.threads.get_state(thread)
     assert state["values"]["total"] == 4
+
+
+@dataclass
+class Parcel:
+    weight: float
+    to: str
+
+    def __post_init__(self) -> None:
+        if self.weight < 0:
+            raise ValueError(f"a weight of {self.weight}")
+
+
+@pytest.mark.parametrize(
+    ("sent", "wrong"),
+    [({"weight": 1.0}, "'to'"), ({"weight": -1.0, "to": "Rome"}, "a weight of -1.0")],
+)
+async def test_a_dataclass_says_which_values_of_a_state_are_wrong(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, sent: Any, wrong: str
+) -> None:
+    graph = StateGraph(Parcel).add_node("weigh", lambda parcel: {}).add_edge(START, "weigh")
+    says = f"the graph does not accept the values .*{wrong}"
+    with serving({"parcel": graph}, tmp_path / "a.db") as it:
+        async with get_client(url=it.url) as client:
+            thread = await a_thread(client)
+            failed: Any = await client.runs.wait(thread, "parcel", input=sent, raise_error=False)
+            assert wrong in failed["__error__"]["message"]
+            with pytest.raises(UnprocessableEntityError, match=says):
+                await client.threads.get_state(thread)
+            with pytest.raises(UnprocessableEntityError, match=says):
+                await client.threads.get_history(thread)
+            assert (await client.threads.get(thread))["status"] == "error"
+    assert "could not be stored" not in caplog.text
 
 
 async def test_a_strict_answer_to_nothing_fails_its_run(client: LangGraphClient) -> None:
