@@ -469,7 +469,11 @@ class Execution:
         kwargs = self._record.kwargs
         names = ("interrupt_before", "interrupt_after", "durability")
         options = {name: kwargs[name] for name in names if kwargs.get(name) is not None}
-        return {**options, "context": context_for(graph, kwargs.get("context"))}
+        options["context"] = context_for(graph, kwargs.get("context"))
+        # By default, LangGraph streams all values of the state, also those that are not part of the
+        # graph's output.
+        options["output_keys"] = graph.output_channels
+        return options
 
     # -- the end -----------------------------------------------------------------------
 

@@ -383,9 +383,6 @@ class StreamAdapter:
     ) -> AsyncIterator[Part]:
         """Run ``graph`` on ``input``, and yield the graph's events as they come."""
         options = {**options, "stream_mode": self._langgraph_modes(), "subgraphs": self._subgraphs}
-        # By default, LangGraph streams all values of the state, also those that are not part of the
-        # graph's output.
-        options["output_keys"] = graph.output_channels
         if "events" in self._modes:
             async for event in graph.astream_events(input, config, version="v2", **options):
                 if event["event"] != "on_chain_stream" or event["parent_ids"]:

@@ -20,7 +20,7 @@ from agentrt.serving.langgraph.protocol import routes as protocol_routes
 from agentrt.serving.langgraph.runs import streams
 from agentrt.serving.langgraph.tenant_state import REPLAY_S
 from tests.serving.langgraph.graphs import GATES, TURN_S
-from tests.serving.langgraph.runs.test_runs import DONE, IN
+from tests.serving.langgraph.runs.test_runs import DONE, IN, given
 from tests.serving.langgraph.serve import Serving
 
 ALL = ["values", "updates", "messages", "tools", "lifecycle", "input", "tasks", "custom"]
@@ -104,6 +104,19 @@ async def test_a_run_that_fails_fails_the_clients_output(client: LangGraphClient
 
 
 # -- events -------------------------------------------------------------------------------
+
+
+async def test_values_outside_a_graphs_output_are_not_sent(
+    client: LangGraphClient, http: httpx.AsyncClient
+) -> None:
+    thread = str(uuid4())
+    run = await start(http, thread, "order", given(amount=1.25))
+    events = await until(http, thread, "completed")
+    assert [data for method, data in map(told, events) if method == "values"] == [{"total": 2.5}]
+    assert "of the house" not in json.dumps(events)
+    assert await client.runs.join(thread, run) == {"total": 2.5}
+    kept: Any = await client.threads.get(thread)
+    assert kept["values"]["secret"] == "of the house"
 
 
 async def test_events_are_received_from_before_the_thread_exists(http: httpx.AsyncClient) -> None:
