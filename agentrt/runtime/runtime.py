@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import functools
 import logging
+import os
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, Self, TypeVar
@@ -101,6 +102,7 @@ class Runtime:
         self.journal = journal
         self.registry = RunRegistry(clock) if registry is None else registry
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._process = 0
         self._open = False
         self._clients: dict[str, Run] = {}
         self._followed: list[RunRegistry] = []
@@ -139,8 +141,11 @@ class Runtime:
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop | None:
-        """The event loop on which the runtime runs; None if the runtime is not open."""
-        return self._loop if self._open else None
+        """The event loop on which the runtime runs; None if the runtime is not open in this
+        process.
+        """
+        # A process that was forked from this one has a copy of the loop, which does not run.
+        return self._loop if self._open and self._process == os.getpid() else None
 
     async def __aenter__(self) -> Self:
         await self.open()
@@ -157,6 +162,7 @@ class Runtime:
         """
         self._progress = progress
         self._loop = asyncio.get_running_loop()
+        self._process = os.getpid()
         tracking.install(self._loop)
         self._open = True
         self._follow(self.registry)

@@ -86,8 +86,8 @@ class RuntimeClient:
         cls, runtime: Runtime, loop: asyncio.AbstractEventLoop | None = None
     ) -> RuntimeClient:
         """Make a client of a runtime on ``loop``, by default the loop on which the runtime is open,
-        or for a runtime that is not open, the running event loop. Raises `ConfigError` if there is
-        no loop.
+        or for a runtime that is not open in this process, the running event loop. Raises
+        `ConfigError` if there is no loop.
         """
         client = cls(lambda: runtime)
         client._make, client._runtime = None, runtime
@@ -95,8 +95,8 @@ class RuntimeClient:
         if client._loop is None:
             raise ConfigError(
                 "no event loop is running, so it is unknown which loop the runtime belongs to; "
-                "create the chat model inside 'async with Runtime(…) as runtime:', or use "
-                "RuntimeClient.borrow(runtime, loop)"
+                "create the chat model inside 'async with Runtime(…) as runtime:', in the process "
+                "that opened the runtime, or use RuntimeClient.borrow(runtime, loop)"
             )
         return client
 

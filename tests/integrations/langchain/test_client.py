@@ -392,15 +392,22 @@ def call_borrowed():
     except ConfigError as error:
         print(str(error)[:20], flush=True)
 
+def borrow():
+    try:
+        RuntimeClient.borrow(opened).call(ASK)
+    except ConfigError as error:
+        print(str(error)[:24], flush=True)
+
 call()
 in_child(nothing)
 in_child(call)
 call()
 async def main():
-    global borrowed
-    async with Runtime(ScriptedExecutor()) as runtime:
-        borrowed = RuntimeClient.borrow(runtime)
+    global borrowed, opened
+    async with Runtime(ScriptedExecutor()) as opened:
+        borrowed = RuntimeClient.borrow(opened)
         in_child(call_borrowed)
+        in_child(borrow)
 asyncio.run(main())
 """
 
@@ -419,5 +426,6 @@ def test_a_forked_process_has_an_engine_of_its_own_and_ends() -> None:
         *("stop", "call 0"),
         "stop",
         *("the borrowed runtime", "call_borrowed 0"),
+        *("no event loop is running", "borrow 0"),
     ], run.stderr
     assert run.returncode == 0
