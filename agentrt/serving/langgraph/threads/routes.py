@@ -34,6 +34,7 @@ from agentrt.serving.langgraph.states import (
     last_state,
     readable_state,
     state_json,
+    thread_state,
 )
 from agentrt.serving.langgraph.tenant_state import TenantState
 
@@ -76,6 +77,9 @@ class StateRoutes(Routes):
     ) -> JSON:
         """Write values into a thread's state, as if a node had written them. Writing at an earlier
         checkpoint forks the thread's history there.
+
+        LangGraph stores values that a later node will refuse. The client then gets a 422, because
+        the thread can go on only from an earlier checkpoint.
         """
         key = str(thread_id)
         opening = self._graph(caller, thread_id, "update")
@@ -92,7 +96,12 @@ class StateRoutes(Routes):
             config = _with_metadata(_config(thread_id, start), caller, graph_id)
             with _refused_updates("values"):
                 written = await graph.aupdate_state(config, body.values, body.as_node)
-            await self._state.threads.update_state(key, await readable_state(graph, key))
+            try:
+                state = await thread_state(graph, key)
+            except REFUSALS as error:
+                await self._state.threads.update_state(key, {"status": "idle"})
+                raise _unreadable(thread_id, error) from error
+            await self._state.threads.update_state(key, state)
         checkpoint = checkpoint_json(written, key)
         own_id = checkpoint["checkpoint_id"]
         return JSON({"checkpoint": checkpoint, "configurable": checkpoint, "checkpoint_id": own_id})
@@ -164,7 +173,8 @@ class StateRoutes(Routes):
             with _refused_updates("supersteps"):
                 config = _with_metadata(_config(UUID(key), Checkpoint()), caller, graph_id)
                 await graph.abulk_update_state(config, steps)
-            await self._state.threads.update_state(key, await readable_state(graph, key))
+                state = await thread_state(graph, key)  # the graph may refuse the last values
+            await self._state.threads.update_state(key, state)
 
     # -- inside ------------------------------------------------------------------------
 

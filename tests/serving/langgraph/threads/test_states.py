@@ -12,7 +12,7 @@ import pytest
 from langgraph.graph import START, StateGraph
 from langgraph_sdk import get_client
 from langgraph_sdk.client import LangGraphClient
-from langgraph_sdk.errors import ConflictError, UnprocessableEntityError
+from langgraph_sdk.errors import ConflictError, NotFoundError, UnprocessableEntityError
 
 from tests.serving.langgraph.graphs import GATES, Gated
 from tests.serving.langgraph.runs.test_runs import IN, a_thread, at_a_gate, given
@@ -139,6 +139,28 @@ async def test_a_state_that_does_not_fit_its_graph_says_what_is_wrong(
     kept: Any = await client.threads.get(thread)
     assert (kept["status"], kept["values"]["amount"]) == ("error", 1)
     assert "could not be stored" not in caplog.text
+    earlier = last["checkpoint"]
+    await client.runs.wait(thread, "order", input=given(amount=2), checkpoint=earlier)
+    state: Any = await client.threads.get_state(thread)
+    assert state["values"]["total"] == 4
+
+
+async def test_an_update_with_values_that_the_next_node_refuses_says_so(
+    client: LangGraphClient,
+) -> None:
+    """LangGraph stores them nevertheless, so the thread can go on only from before."""
+    thread = await a_thread(client)
+    await client.runs.wait(thread, "order", input=given(amount=1))
+    (last, *_) = await client.threads.get_history(thread)
+    wrong = "amount: Input should be a valid decimal"
+    with pytest.raises(UnprocessableEntityError, match=f"does not accept .*{wrong}"):
+        await client.threads.update_state(thread, {"amount": "many"}, as_node="__start__")
+    steps: Any = [{"updates": [{"values": {"amount": "many"}, "as_node": "__start__"}]}]
+    new = str(uuid4())
+    with pytest.raises(UnprocessableEntityError, match=f"supersteps: {wrong}"):
+        await client.threads.create(thread_id=new, graph_id="order", supersteps=steps)
+    with pytest.raises(NotFoundError):
+        await client.threads.get(new)
     earlier = last["checkpoint"]
     await client.runs.wait(thread, "order", input=given(amount=2), checkpoint=earlier)
     state: Any = await client.threads.get_state(thread)
