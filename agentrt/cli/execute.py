@@ -297,6 +297,7 @@ async def _play(
                 **terms,
             )
             watch.add(run)
+            job.plan.started(following)
             await _finish(run, job)
             following = await job.plan.after(following, run)
 

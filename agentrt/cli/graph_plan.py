@@ -106,12 +106,18 @@ class GraphPlan(Plan):
             if start is not None:
                 yield start
 
+    def started(self, start: Start) -> None:
+        if start.session is not None:
+            self._live[start.session] = None
+
     async def after(self, start: Start, run: Run) -> Start | None:
         if run.state is RunState.DONE and start.session is not None:
             self._live.pop(start.session, None)
         if run.state is RunState.DONE or start.session is None:
             return None
         standing = await standing_of(self._graph, start.session)
+        if not standing.next:
+            self._live.pop(start.session, None)
         if run.state is RunState.INTERRUPTED:
             return await self._answered(start.session, standing, run.id) if standing.next else None
         if standing.next and self._is_lasting:
@@ -261,7 +267,6 @@ class GraphPlan(Plan):
         if threads is None:
             program = graph_program(self._graph, self._name, {})
             return Start(program, input, None, program_terms(self._graph))
-        self._live[thread] = None
         config = thread_config(thread)
         program = graph_program(self._graph, self._name, config, threads.durability)
         return Start(program, input, thread, program_terms(self._graph))

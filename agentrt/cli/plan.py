@@ -92,6 +92,9 @@ class Plan:
         self.is_cut_short |= self._draining
         return not self._draining
 
+    def started(self, start: Start) -> None:
+        """Note that a run of ``start`` begins. The starts are taken before the engine is loaded."""
+
     async def after(self, start: Start, run: Run) -> Start | None:
         """Return the program that follows the ended ``run``; None if no program follows."""
         return None

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
 import os
 import shlex
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -259,6 +261,22 @@ def test_what_ctrl_c_stopped_goes_on_from_its_last_checkpoint(
     assert stopped.err.count("resume with: ") == 1, "the other thread has not begun"
     value = command(*shlex.split(told.partition(": ")[2])[1:], "--json").json
     assert value["results"] == [{"cups": 1, "seen": ["first", "second"]}]
+
+
+def test_ctrl_c_while_the_engine_loads_names_no_thread(
+    run_program: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """No thread has begun, so a command that resumes one would be refused."""
+    monkeypatch.chdir(tmp_path)
+
+    async def start(self: EchoEngine, progress: object) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(EchoEngine, "start", start)
+    options = ["--input", '{"cups": 1}', "--checkpointer", "sqlite:t.db", "--n", 2]
+    stopped = run_program(ECHO, *options)
+    assert (stopped.code, "resume" in stopped.err) == (130, False)
 
 
 def test_questions_are_in_the_drawing(write: Write, run: Command, tmp_path: Path) -> None:
