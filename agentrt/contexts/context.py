@@ -357,8 +357,8 @@ class TokenContext:
         ids: tuple[int, ...] = content
         if not all(issubclass(kind, int) for kind in kinds):
             ids = tuple(map(int, ids))
-        wrong = next((each for each in ids if not 0 <= each < _END_OF_IDS), None)
-        if wrong is not None:
+        if ids and not 0 <= min(ids) <= max(ids) < _END_OF_IDS:
+            wrong = next(each for each in ids if not 0 <= each < _END_OF_IDS)
             raise ConfigError(
                 f"{wrong} is not a token id; token ids are integers from 0 to {_END_OF_IDS - 1}"
             )

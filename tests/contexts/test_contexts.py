@@ -27,6 +27,7 @@ from agentrt.graph import NodeKind
 from tests.doubles.scripted import ScriptedExecutor
 from tests.doubles.scripted_engine import ScriptedEngine
 from tests.graph.integrity import check_integrity
+from tests.lines import lines_run
 
 pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="module")]
 HELLO = [{"role": "user", "content": "Hello?"}]
@@ -355,6 +356,23 @@ async def test_contents_may_come_from_a_generator_or_an_array(shared: Runtime) -
             assert [each.token_id for each in await context.score(source())] == [500, 501]
         chat = await ctx.context(message for message in HELLO)
         assert chat.token_ids == (await ctx.context(HELLO)).token_ids
+
+    await run(shared, body)
+
+
+async def test_a_fill_of_token_ids_looks_at_no_single_token(shared: Runtime) -> None:
+    """A long prompt of token ids must not block the event loop."""
+
+    async def body(ctx: Context) -> None:
+        context = await ctx.context()
+
+        def filled(count: int) -> None:
+            with pytest.raises(StopIteration):
+                context.fill(range(count)).send(None)
+
+        filled(1)  # Python looks up the classes of the first one only
+        assert lines_run(lambda: filled(1000)) == lines_run(lambda: filled(10))
+        assert len(context) == 1011
 
     await run(shared, body)
 
