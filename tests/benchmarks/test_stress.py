@@ -86,6 +86,15 @@ def test_a_partly_filled_block_that_is_copied_again_ends_no_engine() -> None:
     assert not outcome.invariant, outcome.report
 
 
+@pytest.mark.parametrize("seed", [902421, 960663, 961884, 970046, 1100807])
+def test_cases_in_which_the_scheduler_failed_pass(seed: int) -> None:
+    """Streaming sessions that were preempted or stored in host memory, and calls whose loaded
+    blocks left no room for any call.
+    """
+    outcome = run_case(draw_case(seed))
+    assert not outcome.invariant, outcome.report
+
+
 @pytest.mark.parametrize("seed", range(1000, 1060))
 def test_stocks_scheduler_passes_too(seed: int) -> None:
     """So what fails is not vLLM's own, and not a mistake of the stress."""

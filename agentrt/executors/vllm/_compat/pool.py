@@ -185,15 +185,17 @@ def holds_blocks(scheduler: Scheduler, request: Request) -> bool:
     return any(len(group) for group in blocks)
 
 
-def unblock_holders(scheduler: Scheduler) -> Request | None:
-    """Let one of the waiting requests that hold KV-cache blocks start. Return the streaming session
-    whose blocks must be released for that (`release_session`); None if none has to be.
+def unblock_holders(scheduler: Scheduler, *, stood_still: bool) -> Request | None:
+    """Let one of the waiting requests that hold KV-cache blocks start. Return the request whose
+    blocks must be released for that (`release_holder`); None if none has to be.
+
+    ``stood_still`` says whether the last step had no request.
     """
     queue = scheduler.kv_holding_waiting
     if len(queue) == 0:  # the queue's own truth value is a function in Python
         return None
     _put_first(scheduler, queue)
-    return _stalled_session(scheduler, queue)
+    return _stalled_holder(scheduler, queue, stood_still=stood_still)
 
 
 def _put_first(scheduler: Scheduler, queue: Any) -> None:
@@ -223,14 +225,15 @@ def _put_first(scheduler: Scheduler, queue: Any) -> None:
         queue.extend(after)
 
 
-def _stalled_session(scheduler: Scheduler, queue: Any) -> Request | None:
-    """Return the streaming session whose blocks must be released so that a request can start; None
-    if none has to be.
+def _stalled_holder(scheduler: Scheduler, queue: Any, *, stood_still: bool) -> Request | None:
+    """Return the waiting request whose blocks must be released so that a request can start; None if
+    none has to be.
 
-    A session keeps its blocks while it waits for its next turn to start, and vLLM cannot preempt
-    it, because it does not run. So if nothing runs, and each waiting request that holds blocks
-    needs more blocks than are free, no request would ever start. The session that is the last in
-    vLLM's queue is returned.
+    A streaming session keeps its blocks while it waits for its next turn to start, and so does a
+    request whose blocks were loaded. vLLM cannot preempt them, because they do not run. So if
+    nothing runs, and each waiting request that holds blocks needs more blocks than are free, no
+    request would ever start. The last session in vLLM's queue is returned. If there is none, the
+    request that could not start in the last step is returned.
     """
     if scheduler.running or scheduler.pause_state is PauseState.PAUSED_ALL:
         return None
@@ -241,28 +244,35 @@ def _stalled_session(scheduler: Scheduler, queue: Any) -> Request | None:
     free = free_blocks(scheduler)
     if any(more_blocks_needed(scheduler, request) <= free for request in starting):
         return None
-    sessions = [
+    # A request with another status is loading, or vLLM has not tried yet to start it.
+    tried = (RequestStatus.WAITING, RequestStatus.PREEMPTED)
+    releasable = [
         request
         for request in starting
-        if request.resumable
-        and request.status is RequestStatus.WAITING
+        if request.status in tried
+        and scheduler._holds_kv_blocks(request)
         and not request.num_in_flight_tokens
         and scheduler._request_blocks_can_be_freed(request)
     ]
-    return sessions[-1] if sessions else None
+    sessions = [request for request in releasable if request.resumable]
+    if sessions:
+        return sessions[-1]
+    return releasable[0] if releasable and stood_still else None
 
 
-def release_session(scheduler: Scheduler, session: Request) -> None:
-    """Free the blocks of a streaming session that waits, and put it into the waiting queue. When it
-    starts, it computes its tokens again.
+def release_holder(scheduler: Scheduler, request: Request) -> None:
+    """Free the blocks of a request that waits, and put it into the waiting queue. When it starts,
+    it loads or computes its tokens again.
     """
-    scheduler.kv_holding_waiting.remove_request(session)
-    scheduler._free_request_blocks(session)
-    scheduler.encoder_cache_manager.free(session)
-    session.num_computed_tokens = 0
-    session.num_preemptions += 1
-    # The status stays WAITING: of a session with this status, vLLM's workers replace the prompt.
-    scheduler.waiting.add_request(session)
+    scheduler.kv_holding_waiting.remove_request(request)
+    scheduler._free_request_blocks(request)
+    scheduler.encoder_cache_manager.free(request)
+    request.num_computed_tokens = 0
+    if request.resumable:
+        # The status stays WAITING: of a session with this status, vLLM's workers replace the
+        # prompt.
+        request.num_preemptions += 1
+    scheduler.waiting.add_request(request)
 
 
 # -- shortcuts through the allocation ------------------------------------------------------

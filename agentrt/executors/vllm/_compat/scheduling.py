@@ -98,7 +98,7 @@ def draining(scheduler: Scheduler) -> bool:
 
 def begun_waiting(scheduler: Scheduler) -> list[Request]:
     """Return the waiting requests that were preempted, and can run again, and the streaming
-    sessions whose blocks were released (`release_session`). Requests that hold KV-cache blocks are
+    sessions whose blocks were released (`release_holder`). Requests that hold KV-cache blocks are
     left out.
     """
     holding = {request.request_id for request in scheduler.kv_holding_waiting}

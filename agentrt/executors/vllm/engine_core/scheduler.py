@@ -4,7 +4,7 @@
 ``scheduler_cls``. It translates what vLLM does into events of the core. Before each step it gets a
 plan from the core and applies the plan; then vLLM schedules as usual. The core decides, except for
 what depends on vLLM's own state: from which point on a running call may be preempted
-(`_EngineView.may_preempt`), which LoRA adapters fit (`AdapterPlaces`), and which streaming session
+(`_EngineView.may_preempt`), which LoRA adapters fit (`AdapterPlaces`), and which waiting request
 gives up its blocks if no request can start (`unblock_holders`). Its settings are in
 ``additional_config["agentrt"]``. With policy ``fcfs`` and without admission control, vLLM's own
 waiting queue is used.
@@ -37,7 +37,7 @@ from agentrt.executors.vllm._compat.pool import (
     context_blocks,
     free_blocks,
     prefix_map,
-    release_session,
+    release_holder,
     running_needs,
     shorten_allocation,
     unblock_holders,
@@ -169,6 +169,8 @@ class ProgramScheduler(AsyncScheduler):
         """Calls whose load of KV cache is in flight."""
         self._preempted_sessions: dict[str, Request] = {}
         """Streaming sessions that were preempted while output of their turn was in flight."""
+        self._stood_still = False
+        """Whether the last step had no request."""
         self._moved: list[QueuedCall] = []
         """Running calls that may be at a wrong place in vLLM's list ``running``."""
         self.use(self.config)
@@ -232,12 +234,13 @@ class ProgramScheduler(AsyncScheduler):
         self.retention.at(now)
         if isinstance(self.waiting, LevelRequestQueue):
             self._prepare_step(self.waiting, now)
-        while (session := unblock_holders(self)) is not None:
-            self._release(session)
+        while (holder := unblock_holders(self, stood_still=self._stood_still)) is not None:
+            self._release(holder)
         begun = begun_waiting(self) if draining(self) else ()
         with offering(self, BegunRequests(self.waiting, begun)) if begun else nullcontext():
             output = super().schedule(*args, **kwargs)
         self.notes.settle(output)
+        self._stood_still = not output.num_scheduled_tokens
         if self.connector is not None:
             self._note_loads(now)
         for request_id in started(output):
@@ -424,11 +427,16 @@ class ProgramScheduler(AsyncScheduler):
         self.core.queue.put(call, deferred=True)
         preempt(self, call.item, now)
 
-    def _release(self, session: Request) -> None:
-        """Free the blocks of a streaming session that waits for the start of its next turn."""
-        call = self.core.calls[session.request_id]
-        self._call_preempted(call, PreemptionReason.MEMORY)
-        release_session(self, session)
+    def _release(self, request: Request) -> None:
+        """Free the blocks of a waiting request: a streaming session that waits for the start of its
+        next turn, or a request whose blocks were loaded.
+        """
+        call = self.core.calls[request.request_id]
+        if call in self.core.loading:
+            self.core.handle(CallLoaded(call, self.clock(), failed=True))
+        else:
+            self._call_preempted(call, PreemptionReason.MEMORY)
+        release_holder(self, request)
         self.weights.preempted(call)
 
     @override
