@@ -233,7 +233,8 @@ def _stalled_holder(scheduler: Scheduler, queue: Any, *, stood_still: bool) -> R
     request whose blocks were loaded. vLLM cannot preempt them, because they do not run. So if
     nothing runs, and each waiting request that holds blocks needs more blocks than are free, no
     request would ever start. The last session in vLLM's queue is returned. If there is none, the
-    request that could not start in the last step is returned.
+    request that could not start in the last step is returned, if its blocks came from vLLM's own
+    host memory, which can load them again, and if no step in flight will free blocks.
     """
     if scheduler.running or scheduler.pause_state is PauseState.PAUSED_ALL:
         return None
@@ -257,7 +258,10 @@ def _stalled_holder(scheduler: Scheduler, queue: Any, *, stood_still: bool) -> R
     sessions = [request for request in releasable if request.resumable]
     if sessions:
         return sessions[-1]
-    return releasable[0] if releasable and stood_still else None
+    loads_again = type(scheduler.connector).__name__ == "OffloadingConnector"
+    if releasable and loads_again and stood_still and not scheduler.deferred_frees:
+        return releasable[0]
+    return None
 
 
 def release_holder(scheduler: Scheduler, request: Request) -> None:
