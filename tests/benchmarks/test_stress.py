@@ -86,7 +86,7 @@ def test_a_partly_filled_block_that_is_copied_again_ends_no_engine() -> None:
     assert not outcome.invariant, outcome.report
 
 
-@pytest.mark.parametrize("seed", [902421, 960663, 961884, 970046, 1100807])
+@pytest.mark.parametrize("seed", [902421, 960663, 961884, 970046, 1100807, 1200465])
 def test_cases_in_which_the_scheduler_failed_pass(seed: int) -> None:
     """Streaming sessions that were preempted or stored in host memory, and calls whose loaded
     blocks left no room for any call.
