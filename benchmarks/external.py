@@ -265,8 +265,9 @@ def figures(load: GpuLoad, name: str) -> dict[str, float]:
 
 
 def _run(load: GpuLoad, name: str) -> RunOutcome:
-    """Run a contender. With ``+known``, its scheduler has the history of a run of the earlier jobs,
-    as on an engine that has served jobs of this type before.
+    """Run a contender. With ``+known``, its scheduler begins with the history of a run of
+    ``load.earlier``, the jobs of another seed, as on an engine that has served jobs of this type
+    before.
     """
     made = _on_gpu(load.gpu, name.replace(_KNOWN, ""))
     if _KNOWN not in name:

@@ -106,7 +106,8 @@ def room(**options: Any) -> None:
     everything.
 
     Each figure is the median ratio to stock over the seeds, with the least and the greatest; less
-    is better. Mean and P99 should be at most 1.01 below a load of 1, and at most 1.00 from 1 on.
+    is better. The ratios of mean and P99 should be at most 1.01 at loads below 1 (the engine's
+    capacity), and at most 1.00 at loads of 1 and more.
     """
     names = check_names("workload", options["workload"], WORKS)
     such = "a positive number such as 0.6"

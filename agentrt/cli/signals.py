@@ -215,8 +215,8 @@ def leave(code: int) -> NoReturn:
     """End the process with this exit code at once.
 
     The interpreter's normal exit waits for threads, such as the thread of a tool that blocks or of
-    an engine that was interrupted while it loaded. If torch is loaded, the exit also takes a
-    second.
+    an engine that was interrupted while it loaded. If torch is loaded, the normal exit takes about
+    a second longer.
     """
     others = [thread for thread in threading.enumerate() if thread is not threading.main_thread()]
     if not others and "torch" not in sys.modules:

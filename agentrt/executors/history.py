@@ -191,8 +191,9 @@ class HistoryFile:
 def saved(learned: Learned) -> Values:
     """Return the part of ``learned`` that a history file keeps, as JSON values.
 
-    It contains the durations of programs and gaps, and typical values of calls. The costs of an
-    engine's steps are not kept, since each engine measures them again within seconds.
+    It contains statistics of the service of programs and of the durations of gaps, by age, and
+    typical values of calls. The costs of an engine's steps are not kept, since each engine measures
+    them again within seconds.
     """
     service, gaps = (
         [

@@ -132,9 +132,9 @@ class CallQueue:
     def starving(self) -> QueuedCall | None:
         """A call that would be promoted if its LoRA adapter fitted; None if there is no such call.
 
-        The call stays the starving call until it starts, ends, or could not start for another
-        reason although its adapter fitted. If several calls starve, they take turns, in the order
-        in which they would have been promoted.
+        The call stays the starving call until it starts or ends, or until its adapter fits and it
+        cannot start for another reason. If several calls starve, they become the starving call one
+        after another, in the order in which they would have been promoted.
         """
         if self._starving is not None and not self._starving.queued:
             self._starving = None

@@ -62,7 +62,7 @@ class WebhookRules:
                 f"URL with {' or '.join(schemes)}"
             )
         if url.userinfo:
-            raise ValueError("the URL must not have a user and a password; leave them out")
+            raise ValueError("the URL must not have a user name or a password; leave both out")
         if not any(_fits(name, host_of(url)) for name in self.hosts):
             raise ValueError(
                 f"the host {host_of(url)!r} is not allowed; the operator can allow it with "

@@ -32,8 +32,8 @@ def properties(packet: int, **fields: Any) -> Properties:
 async def connect(client: Any) -> int | None:
     """Connect ``client``. Return the size of the largest packet that the broker accepts, in bytes;
     None means no limit. Raises `aiomqtt.MqttError`, also for a connection that the broker accepts
-    and ends in one step, for example because another client has the same id. To aiomqtt, such a
-    connection never ends.
+    and ends in one step, for example because another client has the same id. aiomqtt does not
+    notice the end of such a connection.
     """
     ended: asyncio.Future[None] = client._disconnected
     ended.add_done_callback(_seen)

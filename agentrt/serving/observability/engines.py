@@ -27,10 +27,10 @@ class EngineCall:
     """A call in an engine.
 
     ``since`` is the time when the call last began to run or to wait. ``served_s`` are the seconds
-    for which the call has been served, and ``waited_s`` the seconds that it has waited, without a
-    wait that has not ended. ``level`` is the call's priority level; calls of level 0 run first. For
-    a waiting call, ``why`` is the reason why it waits, and after a preemption ``preempted_by`` is
-    the id of the program that took its place.
+    for which the call has been served. ``waited_s`` are the seconds of its waits that have ended; a
+    wait that still lasts is not included. ``level`` is the call's priority level; calls of level 0
+    run first. For a waiting call, ``why`` is the reason why it waits, and after a preemption
+    ``preempted_by`` is the id of the program that took its place.
     """
 
     call_id: str

@@ -115,8 +115,8 @@ class Parking:
         """Return whether a run can be parked.
 
         The journal must have the full content of the run, and no client may wait for its result.
-        The run must have waited for ``after_s`` seconds, and may wait only for humans, and for
-        times that are at least as many seconds away.
+        The run must have waited for ``after_s`` seconds. It may wait only for humans, and for
+        timers that are due in ``after_s`` seconds or later.
         """
         record = run.record
         if record is None or not record.rests or run.parked:
