@@ -34,6 +34,7 @@ _STARTED = b"Ray runtime started"
 # Beside other tests, a worker may take minutes to start. If the first worker of a cluster takes
 # longer than this limit (60 s by default), Ray starts no other one, and `ray.init` waits for ever.
 _ENVIRONMENT = {
+    "RAY_AUTH_MODE": "disabled",  # else a head uses the token that the user's home may have
     "RAY_enable_metrics_collection": "false",
     "RAY_worker_register_timeout_seconds": "900",
 }

@@ -34,7 +34,7 @@ def _never_ready() -> type:
     """
 
     class NeverReady:
-        def __init__(self, options: object) -> None:
+        def __init__(self, *arguments: object) -> None:
             time.sleep(3600)
 
     return NeverReady
