@@ -251,9 +251,10 @@ class ProgramScheduler(AsyncScheduler):
 
     @override
     def get_num_unfinished_requests(self) -> int:
-        # A pause with mode ``wait`` ends when no call is unfinished. Preempted calls have begun, so
-        # the pause must wait for them, too.
-        # vLLM subtracts the sessions that wait for input, even those that it has not counted.
+        # A pause with mode ``wait`` ends when no call is unfinished. During the pause, vLLM counts
+        # only waiting calls that hold blocks. So it leaves out preempted calls, which have begun,
+        # and subtracts sessions that wait for input although it has not counted those without
+        # blocks.
         uncounted = len(begun_waiting(self)) + idle_sessions(self) if draining(self) else 0
         return int(super().get_num_unfinished_requests()) + uncounted
 
