@@ -47,7 +47,7 @@ from urllib.parse import urlsplit
 
 from agentrt.former import former_names
 
-_TOLD = 3
+_MOST_TEXTS = 3
 """Maximum number of errors of a group that the group's text has."""
 
 
@@ -61,9 +61,9 @@ def text_of(error: BaseException) -> str:
         return f"the error has no text ({type(raised).__name__})"
     if not isinstance(error, BaseExceptionGroup):
         return text
-    told = [f"{type(each).__name__}: {text_of(each)}" for each in error.exceptions[:_TOLD]]
-    left = len(error.exceptions) - len(told)
-    return f"{text}: {'; '.join(told)}" + (f"; and {left} more" if left else "")
+    shown = [f"{type(each).__name__}: {text_of(each)}" for each in error.exceptions[:_MOST_TEXTS]]
+    more = len(error.exceptions) - len(shown)
+    return f"{text}: {'; '.join(shown)}" + (f"; and {more} more" if more else "")
 
 
 def first_of(error: BaseException) -> BaseException:
