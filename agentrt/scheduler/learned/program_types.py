@@ -75,15 +75,16 @@ class TypeStats:
         if turn_s <= 0.0 or self.branches:
             return 0
         turns = seconds / turn_s
+        periods = turns, turns / 2, turns / 4
         growth = 0.0
-        for later in (turns, turns / 2, turns / 4):
+        for later, share in zip(periods, self._survival(finished_calls, periods), strict=True):
             tokens = context_tokens + self.grown.value * later
-            growth = max(growth, tokens * self._survival(finished_calls, later) - context_tokens)
+            growth = max(growth, tokens * share - context_tokens)
         return int(growth)
 
-    def _survival(self, finished_calls: int, turns: float) -> float:
-        """Return the probability that a chain goes on for ``turns`` more turns after
-        ``finished_calls``.
+    def _survival(self, finished_calls: int, periods: tuple[float, ...]) -> list[float]:
+        """Return, for each number of turns in ``periods``, the probability that a chain goes on for
+        so many more turns after ``finished_calls``.
 
         The number of calls of a program is taken to have a Weibull distribution, with the mean and
         the spread of the programs that have ended. Its shape is the usual power of the coefficient
@@ -94,7 +95,8 @@ class TypeStats:
         A client may never report that a program has ended. So the probability is at most the one
         that follows from silences (`Silences.ends`).
         """
-        silent = math.pow(1.0 - self.silences.ends, turns)
+        goes_on = 1.0 - self.silences.ends
+        silent = [goes_on**turns for turns in periods]
         if not self.calls.n:
             return silent
         mean = max(self.calls.value, 1.0)
@@ -103,5 +105,6 @@ class TypeStats:
             squared = max(self.calls_squared.value / mean**2 - 1.0, _LEAST_VARIATION)
             shape += (math.pow(squared, -1.086 / 2) - 1.0) * samples / (samples + DOUBT)
         scale = mean / math.gamma(1.0 + 1.0 / shape)
-        now, later = finished_calls / scale, (finished_calls + turns) / scale
-        return min(silent, math.exp(math.pow(now, shape) - math.pow(later, shape)))
+        now = (finished_calls / scale) ** shape
+        later = [((finished_calls + turns) / scale) ** shape for turns in periods]
+        return [min(most, math.exp(now - then)) for most, then in zip(silent, later, strict=True)]
