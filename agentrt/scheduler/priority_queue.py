@@ -37,11 +37,12 @@ class PriorityQueue(Generic[Item]):
 
     def put(self, item: Item, key: Any) -> None:
         """Add an item with a key, or change the key of an item that is in the queue."""
+        entries = self._entries
         if item in self._entry:
-            self.discard(item)
+            del entries[bisect_left(entries, self._entry[item])]
         self._puts += 1
         self._entry[item] = entry = (key, self._puts, item)
-        insort(self._entries, entry)
+        insort(entries, entry)
 
     def discard(self, item: Item) -> bool:
         """Remove an item from any position. Return False if it is not in the queue."""

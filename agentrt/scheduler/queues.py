@@ -183,8 +183,14 @@ class CallQueue:
         a step computes at most three times ``most`` priorities, however many calls wait.
         """
         self._priority, self._refreshes = priority, most
-        while self.outdated and self._refreshes:
-            self._refresh(next(iter(self.outdated.values())))
+        passed = []
+        for call in self.outdated.values():
+            if not self._refreshes:
+                break
+            passed.append(call)
+            self._refresh_queued(call)
+        for call in passed:
+            del self.outdated[call.call_id]
         self._refreshes = most
         if self._admission is not None and self.outdated:
             while (first := self._admission.first()) is not None and self._refresh(first):
@@ -199,10 +205,13 @@ class CallQueue:
         """
         if not self._refreshes or self.outdated.pop(call.call_id, None) is None:
             return False
-        if call.queued and not call.promoted:
+        self._refresh_queued(call)
+        return True
+
+    def _refresh_queued(self, call: QueuedCall) -> None:
+        if call.state in QUEUED and not call.promoted:
             self._refreshes -= 1
             self.set_priority(call, self._priority(call))
-        return True
 
     def set_priority(self, call: QueuedCall, priority: Priority) -> None:
         """Set the priority of a call, and move it to its place if it is queued."""

@@ -47,6 +47,8 @@ class Learned:
         self.calls = 0
         """The number of ended calls from which the engine has learned."""
         self._output, self._of_limit = Mean(), Mean()
+        self._share_of_limit = 1.0
+        """The geometric mean of the share of its limit that a call's output used."""
         self._types: Recent[tuple[str, str], TypeStats] = Recent(TypeStats)
 
     def of_type(self, kind: tuple[str, str]) -> TypeStats:
@@ -71,9 +73,9 @@ class Learned:
         as calls of other types (a geometric mean). Before any call has ended, it is expected to use
         its whole limit.
         """
-        prior = limit * math.exp(self._of_limit.value) if limit else self._output.value
+        prior = limit * self._share_of_limit if limit else self._output.value
         expected = self._types.of(kind).output.refine(prior)
-        return min(expected, limit) if limit else expected
+        return limit if limit and limit < expected else expected
 
     def call_ended(self, kind: tuple[str, str], output_tokens: int, limit: int = 0) -> None:
         """Add a call that ended with ``output_tokens``. ``limit`` is the maximum number of output
@@ -81,6 +83,7 @@ class Learned:
         """
         if limit and output_tokens:
             self._of_limit.add(math.log(output_tokens / limit))
+            self._share_of_limit = math.exp(self._of_limit.value)
         self.calls += 1
         self._output.add(output_tokens)
         self._types.of(kind).output.add(output_tokens)

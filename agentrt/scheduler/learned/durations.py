@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from typing import NamedTuple
@@ -59,6 +59,9 @@ class Age:
             self.left_s.add(max(left_s, 0.0))
 
 
+_NO_AGES: Mapping[int, Age] = {}
+
+
 class Durations:
     """Statistics of remaining durations (mean residual lives), by kind and by the age that a
     duration has already reached.
@@ -67,10 +70,13 @@ class Durations:
     def __init__(self) -> None:
         self._kinds: Recent[Kind, defaultdict[int, Age]] = Recent(lambda: defaultdict(Age))
 
+    def ages(self, kind: Kind) -> Mapping[int, Age]:
+        """Return the statistics of a kind by age (`age_bin`)."""
+        return self._kinds.get(kind, _NO_AGES)
+
     def at(self, kind: Kind, age: int) -> Age | None:
         """Return the statistics of a kind at an age (`age_bin`); None if there are none."""
-        ages = self._kinds.get(kind)
-        return None if ages is None else ages.get(age)
+        return self.ages(kind).get(age)
 
     def expect(self, kinds: Iterable[Kind], elapsed_s: float) -> Forecast:
         """Return the forecast for a duration that has lasted ``elapsed_s`` seconds so far and

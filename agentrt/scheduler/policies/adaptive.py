@@ -25,6 +25,8 @@ of exponential jobs on parallel machines (Bruno, Downey and Frederickson 1981). 
 that of `Adaptive`.
 """
 
+# A call of `min` or `max` takes longer than a comparison, and a priority needs eight of them.
+# ruff: noqa: FURB136
 from __future__ import annotations
 
 import math
@@ -83,14 +85,15 @@ class Adaptive(Policy):
 
     def priority(self, call: QueuedCall, now: float) -> Priority:
         row = call.program
+        path_s = row.path_s if call.path_s is None else call.path_s
         visible_s = self._visible_s(row)
-        expected = self.remaining_s(call, visible_s)
+        expected = self._expected_s(row, call.node, path_s + call.served_s, visible_s)
         level = math.floor(BINS_PER_DOUBLING * math.log2(expected))
         quantum_s = self.quantum_s(row, expected)
         # Until a program has ended, nothing says which of two programs of a level ends first. So
         # the older program goes first.
-        unknown = self.learned.service.at(_ALL, 0) is None
-        size = 0 if unknown else math.floor(math.log2(row.attained_s + expected))
+        known = 0 in self.learned.service.ages(_ALL)
+        size = math.floor(math.log2(row.attained_s + expected)) if known else 0
         return Priority(level, quantum_s, (size, row.started_at))
 
     def preempts_by(self, better: QueuedCall, call: QueuedCall) -> int:
@@ -122,7 +125,9 @@ class Adaptive(Policy):
         """Return the service in seconds after which a call gets a new priority, if its program is
         expected to need ``expected_s`` seconds.
         """
-        return max(self._least_quantum_s, max(row.attained_s, expected_s) / _QUANTA_OF_LIFE)
+        life_s = expected_s if expected_s > row.attained_s else row.attained_s
+        quantum_s = life_s / _QUANTA_OF_LIFE
+        return quantum_s if quantum_s > self._least_quantum_s else self._least_quantum_s
 
     def remaining_s(self, call: QueuedCall, visible_s: float | None = None) -> float:
         """Return the expected remaining service of the program of a call, in seconds.
@@ -145,21 +150,23 @@ class Adaptive(Policy):
 
         An event ranks several calls of its program, so the last result is kept.
         """
-        output_within, costs, kind = self.learned.output_within, self.learned.costs, row.kind
+        output_within, costs = self.learned.output_within, self.learned.costs
         step_s, token_s = costs.decode_s or RESOLUTION_S, costs.token_s
-        newest = next(reversed(row.queued), None)
-        counts = len(row.queued), newest, self.learned.calls
-        key = row, row.attained_s, counts, step_s, token_s
-        if self._visible[0] == key:
-            return self._visible[1]
+        kind, key = (row.tenant, row.type), None
+        if (calls := len(row.queued)) > 1:
+            newest = next(reversed(row.queued))
+            key = row, row.attained_s, calls, newest, self.learned.calls, step_s, token_s
+            if self._visible[0] == key:
+                return self._visible[1]
         seconds = 0.0
         for call in row.queued.values():
             if outputs := output_within(kind, call.max_tokens):
                 left_s = outputs * step_s - call.served_s
                 if (new := call.prompt_tokens - call.known_tokens) > 0:
                     left_s += new * token_s
-                seconds += max(step_s, left_s)
-        self._visible = key, seconds
+                seconds += left_s if left_s > step_s else step_s
+        if key is not None:
+            self._visible = key, seconds
         return seconds
 
     def _expected_s(
@@ -168,34 +175,41 @@ class Adaptive(Policy):
         """Return the expected remaining service of a program, in seconds. ``path_s`` is the service
         on its critical path, by which ATLAS ranks.
         """
-        at, age = self.learned.service.at, age_bin(row.attained_s)
-        tenant, type, visits = row.tenant, row.type, self._visits.setdefault(row, {})
+        ages, age = self.learned.service.ages, age_bin(row.attained_s)
+        tenant, type = row.tenant, row.type
+        if (visits := self._visits.get(row)) is None:
+            visits = self._visits[row] = {}
         expected, factor = visible_s, 1.0
-        if expected and row.finished_calls >= MANY_CALLS:
+        if expected and row.finished_calls >= MANY_CALLS and path_s > expected:
             # The program may never end. Then its visible calls do not show what it still needs.
-            expected = max(expected, path_s)
-        if (known := at(_ALL, 0)) is not None:
+            expected = path_s
+        of_type = ages((tenant, type, ""))
+        if (known := ages(_ALL).get(0)) is not None:
             # The more programs of the type have ended, the less the visible service counts.
-            kin = at((tenant, type, ""), 0)
-            n = 0.0 if kin is None else kin.left_s.n
-            if expected and not n:
+            n = of_type[0].left_s.n if 0 in of_type else 0.0
+            if expected and not n and path_s > expected:
                 # Programs of other types have ended, but no program of this type. The visible calls
                 # say little about how many calls will follow. So assume that the program needs at
                 # least as much service again as it has had.
-                expected = max(expected, path_s)
+                expected = path_s
             weight = n / (n + DOUBT) if expected else 1.0
-            expected += (max(known.left_s.value, path_s) - expected) * weight
-        expected = max(expected, RESOLUTION_S)
-        if (known := at((tenant, type, ""), age)) is not None:
-            expected = max(known.left_s.refine(expected), RESOLUTION_S)
+            mean_s = known.left_s.value
+            expected += ((path_s if path_s > mean_s else mean_s) - expected) * weight
+        if not expected > RESOLUTION_S:
+            expected = RESOLUTION_S
+        if age in of_type:
+            expected = max(of_type[age].left_s.refine(expected), RESOLUTION_S)
         place = _place(row.finished_calls, node)
         for subject in (place,) if row.size_hint is None else (*_hint(row), place):
             kind = tenant, type, subject
-            if len(visits) < WINDOW:
-                visits.setdefault((kind, age), row.attained_s)
-            if (known := at(kind, age)) is not None:
+            if (kind, age) not in visits and len(visits) < WINDOW:
+                visits[kind, age] = row.attained_s
+            if (known := ages(kind).get(age)) is not None:
                 factor *= max(known.left_s.refine(expected), RESOLUTION_S) / expected
-        return min(max(expected * factor, RESOLUTION_S), LONGEST_S)
+        expected *= factor
+        if not expected > RESOLUTION_S:
+            return RESOLUTION_S
+        return expected if expected < LONGEST_S else LONGEST_S
 
     def program_ended(self, row: EngineProgram, now: float) -> None:
         service, total = self.learned.service, row.service_s

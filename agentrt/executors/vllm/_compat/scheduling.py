@@ -255,7 +255,7 @@ def shorten_outputs(scheduler: AsyncScheduler) -> None:
             len(new_token_ids) != 1
             or is_stale
             or not request.num_output_placeholders
-            or len(tokens) + 1 >= longest
+            or (length := len(tokens) + 1) >= longest
             or len(outputs) + 1 >= request.max_tokens
             or (token := new_token_ids[0]) == params.eos_token_id
             or token in (params.stop_token_ids or ())
@@ -264,7 +264,7 @@ def shorten_outputs(scheduler: AsyncScheduler) -> None:
             return ordinary(request, new_token_ids, is_stale)
         outputs.append(token)
         tokens.append(token)
-        if len(tokens) >= size * (len(request.block_hashes) + 1):
+        if length >= size * (len(request.block_hashes) + 1):
             request.update_block_hashes()
         request.num_output_placeholders -= 1
         if caches and request.status is running:
@@ -280,7 +280,7 @@ def _reserve_nothing(request: Request, num_computed_tokens: int, num_new_tokens:
     """Return the tokens of a request's next step, of which none are kept for a draft model. vLLM's
     method counts the remaining tokens of the prompt first, which only some draft models need.
     """
-    return max(0, num_new_tokens)
+    return num_new_tokens if num_new_tokens > 0 else 0  # noqa: FURB136  # no call of `max`
 
 
 _NO_SCOPE = contextlib.nullcontext()
