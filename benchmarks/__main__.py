@@ -26,10 +26,6 @@ BENCHMARKS = {
         "benchmarks.batch:batch",
         "End of the last program of a batch, compared with stock vLLM.",
     ),
-    "batch-kills": (
-        "benchmarks.batch_kills:batch_kills",
-        "Batches that are killed at random moments: their results, memory and journal.",
-    ),
     "chaos": ("benchmarks.chaos.command:chaos", "Programs while engines are killed or hang."),
     "cliff": (
         "benchmarks.cliff:cliff",
@@ -83,10 +79,6 @@ BENCHMARKS = {
         "benchmarks.kills:kills",
         "Recorded programs on a real engine that are killed and resumed.",
     ),
-    "langgraph-runs": (
-        "benchmarks.langgraph_runs.command:langgraph_runs",
-        "Runs and searches of LangGraph's API, compared with LangGraph's own server.",
-    ),
     "memory": (
         "benchmarks.memory.command:memory",
         "Programs whose contexts do not fit into the KV cache.",
@@ -98,10 +90,6 @@ BENCHMARKS = {
     "paper": (
         "benchmarks.paper.command:paper",
         "The paper's figures: load at equal latency, and more.",
-    ),
-    "parked": (
-        "benchmarks.parked:parked",
-        "Cost of programs that are parked on disk while they wait for humans.",
     ),
     "policies": (
         "benchmarks.policies.command:policies",

@@ -1,1 +1,0 @@
-"""Runs and searches of LangGraph's API, compared with LangGraph's own in-memory server."""
