@@ -60,7 +60,6 @@ def test_help_lists_them_all_and_loads_none() -> None:
         (["atack"], ["'atack'", "did you mean 'attack'?", "submit"]),
         (["scheduler", "--policy", "fcfs+mru"], ["unknown policy 'fcfs+mru'", "fcfs+cost"]),
         (["scheduler", "--running", "few"], ["--running 'few'", "at least 1"]),
-        (["techniques", "--only", "magic"], ["'magic'", "Tree of Thoughts"]),
         (["generators", "--only", "wrk"], ["'wrk'", "guidellm"]),
     ],
 )

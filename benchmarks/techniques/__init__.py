@@ -1,1 +1,0 @@
-"""Prompting techniques: programs that use agentrt's contexts, compared with an HTTP client."""
