@@ -59,10 +59,6 @@ BENCHMARKS = {
         "benchmarks.gpu.command:gpu",
         "Stock vLLM, agentrt's defaults, their offload and a rival on one GPU, in limited time.",
     ),
-    "interrupts": (
-        "benchmarks.interrupts.command:interrupts",
-        "Tool calls, compared with the bare libraries.",
-    ),
     "journal": (
         "benchmarks.journal:journal",
         "CPU time of a journal for each call.",
@@ -120,7 +116,6 @@ BENCHMARKS = {
         "benchmarks.stress.command:stress",
         "Random programs under all policies: invariants, and times compared with stock vLLM.",
     ),
-    "submit": ("benchmarks.submit:submit", "Programs that clients send: start times and fairness."),
 }
 _NAME = "python -m benchmarks"
 _EPILOG = """\b

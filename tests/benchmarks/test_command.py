@@ -57,7 +57,7 @@ def test_help_lists_them_all_and_loads_none() -> None:
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        (["atack"], ["'atack'", "did you mean 'attack'?", "submit"]),
+        (["atack"], ["'atack'", "did you mean 'attack'?", "stress"]),
         (["scheduler", "--policy", "fcfs+mru"], ["unknown policy 'fcfs+mru'", "fcfs+cost"]),
         (["scheduler", "--running", "few"], ["--running 'few'", "at least 1"]),
         (["generators", "--only", "wrk"], ["'wrk'", "guidellm"]),
