@@ -51,10 +51,6 @@ BENCHMARKS = {
         "benchmarks.front.command:front",
         "CPU time of the front end for each call, compared with vLLM's front end.",
     ),
-    "generators": (
-        "benchmarks.generators.command:generators",
-        "Load generators of other projects, on vLLM's server and on agentrt serve.",
-    ),
     "gpu": (
         "benchmarks.gpu.command:gpu",
         "Stock vLLM, agentrt's defaults, their offload and a rival on one GPU, in limited time.",

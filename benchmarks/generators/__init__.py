@@ -1,1 +1,0 @@
-"""Load generators of other projects on `agentrt serve`, compared with vLLM's own server."""
