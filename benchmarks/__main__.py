@@ -59,14 +59,6 @@ BENCHMARKS = {
         "benchmarks.journal:journal",
         "CPU time of a journal for each call.",
     ),
-    "journal-size": (
-        "benchmarks.journal_size:journal_size",
-        "Bytes of a journal for each byte of its programs' texts.",
-    ),
-    "journal-values": (
-        "benchmarks.journal_values:journal_values",
-        "Kinds of values that a journal returns unchanged, or refuses to record.",
-    ),
     "kills": (
         "benchmarks.kills:kills",
         "Recorded programs on a real engine that are killed and resumed.",

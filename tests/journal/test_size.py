@@ -1,36 +1,25 @@
-"""``benchmarks journal-size``: the size of a journal of programs whose chats or contexts grow."""
+"""A journal is about as large as what was said, however long a chat or a context becomes."""
 
 from __future__ import annotations
 
 import asyncio
 import random
-import tempfile
-import time
-import tracemalloc
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import click
+import pytest
 
 from agentrt.executors.base import Chunk, Executor
 from agentrt.executors.chat_api import RequestFrontend
 from agentrt.journal import Journal
-from agentrt.journal.analysis.misses import misses_of
-from agentrt.journal.analysis.reading import ReadingStore
-from agentrt.journal.analysis.wall import read_program
 from agentrt.journal.store import SQLiteStore
-from agentrt.lab.commands.options import note
-from agentrt.lab.reports.tables import markdown
-from agentrt.lab.workloads.journals import read_recording
 from agentrt.program import Context, Program
 from agentrt.request import Call, CallReport, CallSpec, Reply
 from agentrt.runtime import Runtime
 from agentrt.runtime.durable import Durable
 
-TURNS = (25, 50, 100, 200)
 _WORDS = 600
 """The number of words of each message and each answer, which have about 3.2 KB."""
 _LEXICON = [
@@ -101,55 +90,9 @@ Kind = Callable[[Context, int], Awaitable[int]]
 KINDS: dict[str, Kind] = {"chat": chat, "context": context}
 
 
-@click.command()
-def journal_size() -> None:
-    """Measure the bytes of a journal for each byte of text, for chats and contexts of 25 to 200
-    turns.
-
-    The table also shows the memory that 'agentrt journal why' uses, and the CPU times of a resume,
-    of 'agentrt journal why', and of reading the journal for 'agentrt journal replay', as ratios to
-    the times with 25 turns.
-    """
-    rows = [row for name in KINDS for row in measure(name, TURNS)]
-    heads = ["program", "turns", "MB of text", "MB of journal", "journal / text"]
-    heads += [f"{name} / with 25 turns" for name in ("resume", "why", "replay")]
-    heads += ["MB of memory"]
-    click.echo(markdown(heads, rows))
-
-
-def measure(name: str, turns: Sequence[int]) -> list[list[str]]:
-    """Return the rows of the table for one kind of program, one for each number of turns."""
-    rows, first = [], list[float]()
-    for count in turns:
-        note(f"{name}: {count} turns")
-        with tempfile.TemporaryDirectory(prefix="agentrt-size-") as folder:
-            path = Path(folder, "j")
-            said = asyncio.run(_run(path, KINDS[name], count))
-            size = path.stat().st_size
-            times = [_time(partial(work, path, name, count)) for work in (_resume, _why, _replay)]
-            tracemalloc.start()
-            _why(path, name, count)
-            memory = tracemalloc.get_traced_memory()[1]
-            tracemalloc.stop()
-        first = first or times
-        ratios = [f"{taken / least:.1f}" for taken, least in zip(times, first, strict=True)]
-        sizes = [f"{said / 1e6:.2f}", f"{size / 1e6:.2f}", f"{size / said:.2f}"]
-        rows.append([name, str(count), *sizes, *ratios, f"{memory / 1e6:.1f}"])
-    return rows
-
-
-def _time(work: Callable[[], None]) -> float:
-    began = time.process_time()
-    work()
-    return time.process_time() - began
-
-
-async def _run(path: Path, kind: Kind, turns: int, *, fails: bool = False) -> int:
+async def _run(path: Path, kind: Kind, turns: int) -> int:
     async def grows(ctx: Context) -> int:
-        said = await kind(ctx, turns)
-        if fails:
-            raise AssertionError
-        return said
+        return await kind(ctx, turns)
 
     async with (
         await Journal.open(partial(SQLiteStore, path)) as journal,
@@ -158,19 +101,16 @@ async def _run(path: Path, kind: Kind, turns: int, *, fails: bool = False) -> in
         run = runtime.start(Program(grows), durable=Durable())
         assert run.task is not None
         await asyncio.wait([run.task])
-        return 0 if fails else int(run.result)
+        return int(run.result)
 
 
-def _resume(path: Path, name: str, turns: int) -> None:
-    asyncio.run(_run(path, KINDS[name], turns, fails=True))
-
-
-def _why(path: Path, name: str, turns: int) -> None:
-    with closing(ReadingStore(path)) as store:
-        recorded = read_program(store, "grows-1")
-        recorded.pieces()
-        misses_of(recorded)
-
-
-def _replay(path: Path, name: str, turns: int) -> None:
-    read_recording(path)
+@pytest.mark.parametrize("name", KINDS)
+def test_twice_the_turns_are_twice_the_journal(name: str, tmp_path: Path) -> None:
+    sizes = list[float]()
+    for turns in (16, 32):
+        path = tmp_path / f"{turns}"
+        said = asyncio.run(_run(path, KINDS[name], turns))
+        sizes.append(path.stat().st_size)
+    assert said > 100_000
+    assert sizes[1] < 2 * said
+    assert sizes[1] < 2.1 * sizes[0]
