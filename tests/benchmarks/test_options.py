@@ -21,7 +21,6 @@ FORMER = {
     "--policies": "--policy",
     "--shape": "--model-shape",
     "--step-model": "--step-time",
-    "--transports": "--transport",
 }
 """Former names of options, by which no command calls them any more."""
 COUNTS: dict[tuple[str, ...], str] = {("stress",): "--cases"}
@@ -64,7 +63,6 @@ def test_each_thing_has_one_name_in_all_commands(root: click.Group) -> None:
         ("policies --virtual --policies lifo", "--policy", "unknown policy 'lifo'"),
         ("policies --virtual --step-model no.json", "--step-time", "no.json"),
         ("scheduler --cases lifo", "--policy", "unknown policy 'lifo'"),
-        ("interrupts --transports pigeon", "--transport", "'pigeon'"),
         ("gpu --out out --shape huge", "--model-shape", "'huge'"),
         ("simulate sweep --batch 0", "--max-num-seqs", "x>=1"),
         ("simulate run --repeat 0", "--seeds", "x>=1"),
