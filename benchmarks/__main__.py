@@ -72,7 +72,7 @@ BENCHMARKS = {
         "Mutants that the tests of pure packages miss.",
     ),
     "paper": (
-        "benchmarks.paper.command:paper",
+        "benchmarks.paper:paper",
         "The paper's figures: load at equal latency, and more.",
     ),
     "policies": (
