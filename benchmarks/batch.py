@@ -14,7 +14,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain, groupby
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -22,21 +21,17 @@ from typing import Any
 import click
 
 from agentrt.batch.runner import DEFAULT_LIVE
-from agentrt.lab.backends.base import Backend
 from agentrt.lab.commands.options import (
     ManyCommand,
     count_option,
     file,
-    flag_option,
     many,
     max_num_seqs_option,
-    note,
     policy_option,
     programs_option,
     silence_vllm,
 )
 from agentrt.lab.driver import drive
-from agentrt.lab.engine.hardware import hardware
 from agentrt.lab.engine.headless import BLOCK_SIZE
 from agentrt.lab.engine.virtual import VirtualOptions
 from agentrt.lab.oracles import Lrpt
@@ -44,18 +39,15 @@ from agentrt.lab.outcome import RunOutcome
 from agentrt.lab.runs.contenders import (
     DEFAULT,
     STOCK,
-    check_on_engines,
     check_parts,
     contender,
     contenders,
     how,
 )
-from agentrt.lab.runs.grid import turns
-from agentrt.lab.runs.machine import vllm_version
 from agentrt.lab.workloads.shape import ProgramShape, prompt_tokens
 from agentrt.scheduler.config import BATCH_SCHEDULER, LONGEST_REMAINING
 from benchmarks.cells import Cell, Load, check_names, measured, seeds_of, study_options
-from benchmarks.harness import Column, Figures, Results, read_json_output, run_shown, show
+from benchmarks.harness import Column, Figures, Results, read_json_output, show
 from benchmarks.memory.cells import (
     ALL_WORKS,
     RECORDED,
@@ -64,7 +56,6 @@ from benchmarks.memory.cells import (
     with_ample_memory,
     with_room_for_all,
 )
-from benchmarks.memory.real import ON_CPU, Engines, engines_of, real_options
 from benchmarks.options import number, positive_option, workload_option
 from benchmarks.rivals import CAP, THUNDER
 from benchmarks.rivals.contenders import ALL_RUN
@@ -100,13 +91,9 @@ class BatchLoad(Load):
     fit: float
 
     def run(self, name: str) -> RunOutcome:
-        """Run the contender with this name."""
+        """Run the contender with this name, with a limit on live programs in front of it."""
         backend = contender(name).backend(self.options, self.times)
-        return drive(self.limited(backend), self.programs)
-
-    def limited(self, backend: Backend) -> Backend:
-        """Return a backend that limits the live programs, in front of another backend."""
-        return GatedBackend(backend, CapGate(self.live))
+        return drive(GatedBackend(backend, CapGate(self.live)), self.programs)
 
     def expanded(self, name: str) -> list[str]:
         """Return the names of the contenders to run for ``name``: for `BEST_CAP`, one contender for
@@ -121,10 +108,7 @@ class BatchLoad(Load):
 @dataclass(frozen=True, slots=True)
 class Batch:
     """A batch of ``count`` programs, on an engine whose KV cache holds a share of their working
-    set. ``memory`` is that share, or infinity for room for all tokens of all programs. ``samples``
-    is the number of programs of each input (the samples of the input). The samples of an input
-    begin one after another; with ``apart``, one sample of each other input begins in between.
-    ``tool_s`` is the median time of the commonest tool in seconds; 0 means the workload's own.
+    set. ``memory`` is that share, or infinity for room for all tokens of all programs.
     """
 
     name: str
@@ -132,11 +116,7 @@ class Batch:
     count: int = PROGRAMS
     slots: int = SLOTS
     live: int = DEFAULT_LIVE
-    samples: int = 1
     scale: float = 1.0
-    apart: bool = False
-    tool_s: float = 0.0
-    block_size: int = BLOCK_SIZE
 
     @property
     def shown_memory(self) -> str:
@@ -147,38 +127,20 @@ class Batch:
         """Make the programs and the engine."""
         work = ALL_WORKS[self.name]
         scale = self.scale * SCALES.get(self.name, 1.0) / work.scale
-        inputs = math.ceil(self.count / self.samples)
-        bench = Memory(slots=self.slots, count=inputs, scale=scale)
-        setup = Setup(self.name, self.memory, self.tool_s or work.tool_s)
+        bench = Memory(slots=self.slots, count=self.count, scale=scale)
+        setup = Setup(self.name, self.memory, work.tool_s)
         longest = bench.longest(setup)
-        together = [
-            sample
-            for program in bench.programs(setup, seed)
-            for sample in samples_of(_unlimited(program, longest), self.samples)
-        ][: self.count]
-        rounds = [together[start :: self.samples] for start in range(self.samples)]
-        programs = [*chain.from_iterable(rounds)] if self.apart else together
-        size = self.block_size
+        programs = [_unlimited(program, longest) for program in bench.programs(setup, seed)]
+        size = BLOCK_SIZE
         small = VirtualOptions(self.slots, longest // size + 2, size, max_model_len=longest)
         if math.isinf(self.memory):
             roomy = with_room_for_all(programs, small)
             return BatchLoad(programs, roomy, work.step_time, self.live, float(self.live))
-        # The same memory for both orders of samples.
-        wanted, at_peak, _ = with_ample_memory(together, small, work.step_time, self.live)
+        wanted, at_peak, _ = with_ample_memory(programs, small, work.step_time, self.live)
         blocks = max(small.kv_blocks, math.ceil(self.memory * wanted / size))
         fit = min(self.live, at_peak) * blocks * size / wanted
         engine = replace(small, kv_blocks=blocks)
         return BatchLoad(programs, engine, work.step_time, self.live, fit)
-
-
-def samples_of(program: ProgramShape, count: int) -> list[ProgramShape]:
-    """Return the samples of a program's input. All samples have the lengths and the first prompt of
-    the program, but different texts of the model and of the tools.
-    """
-    if count == 1:
-        return [program]
-    name = program.program_id
-    return [replace(program, program_id=f"{name}#{n}", input_id=name) for n in range(count)]
 
 
 def _unlimited(program: ProgramShape, longest: int) -> ProgramShape:
@@ -230,20 +192,8 @@ def _figures(ran: RunOutcome) -> dict[str, float]:
 @count_option(
     "--max-live", about="Maximum number of programs that are live at once.", default=DEFAULT_LIVE
 )
-@count_option("--samples", about="Number of samples of each input.", default=1)
-@flag_option(
-    "--apart",
-    "Begin the first sample of each input, then the second of each, and so on. Without this "
-    "option, the samples of an input begin one after another.",
-)
 @max_num_seqs_option(SLOTS)
 @positive_option("--scale", "Multiplies the tokens of programs.", 1.0)
-@positive_option(
-    "--tools",
-    "Median seconds of the commonest tool.  [default: the workload's own]",
-    metavar="S",
-)
-@real_options("Run on real engines, one for each run.")
 @file(
     "--add",
     about="Add the runs of this file, the --json output of another run with the same sizes, to the "
@@ -261,8 +211,7 @@ def batch(**options: Any) -> None:
     """
     names = check_names("workload", options["workload"] or [*SCALES], _WORKS)
     shares = [_share(text) for text in options["memory"] or ("0.25", AMPLE)]
-    chosen = _contenders(options["policy"], real=options["real"])
-    engines = engines_of(options)
+    chosen = _contenders(options["policy"])
     works = [
         Batch(
             name,
@@ -270,16 +219,11 @@ def batch(**options: Any) -> None:
             options["programs"],
             options["max_num_seqs"],
             options["max_live"],
-            options["samples"],
             options["scale"],
-            apart=options["apart"],
-            tool_s=options["tools"] or 0.0,
-            block_size=BLOCK_SIZE if engines is None else ON_CPU,
         )
         for name in names
         for share in shares
     ]
-    about: list[str] = []
     # With room for all programs, a gate that keeps programs out of memory gains nothing.
     gated = {BEST_CAP, THUNDER} if not options["policy"] else set[str]()
     runs: list[dict[str, Any]] = [] if options["add"] is None else read_runs(options["add"])
@@ -293,34 +237,10 @@ def batch(**options: Any) -> None:
     ]
     cells = [cell for cell in cells if (*_place(cell), cell.seed) not in present]
 
-    def tell() -> None:
-        show([*about, report(runs), verdict(runs)], {"runs": runs}, as_json=options["as_json"])
-
     silence_vllm()
-    if engines is not None:
-        about.append(f"vLLM {vllm_version()} on {hardware()}, {engines.model}")
-        run_shown(_on_engines(engines, cells, runs), tell)
-        return
     with measured(cells, figures, options["jobs"]) as finished:
         runs += [_row(cell, values) for cell, values in finished.cells.items()]
-        tell()
-
-
-async def _on_engines(
-    engines: Engines, cells: Sequence[Cell[Batch, str]], runs: list[dict[str, Any]]
-) -> None:
-    """Run the cells on real engines. The order in which contenders run a batch changes with the
-    seed.
-    """
-    for (work, seed), group in groupby(cells, lambda cell: (cell.workload, cell.seed)):
-        load = work.load(seed)
-        for cell in turns([*group], seed):
-            ran = {
-                name: await engines.run(load, contender(name), load.limited)
-                for name in load.expanded(cell.contender)
-            }
-            runs.append(_row(cell, _best(ran)))
-            note(f"{', '.join(_place(cell))}, seed {seed}: {runs[-1]['makespan_s']:.1f} s")
+        show([report(runs), verdict(runs)], {"runs": runs}, as_json=options["as_json"])
 
 
 def _row(cell: Cell[Batch, str], values: Figures) -> dict[str, Any]:
@@ -330,16 +250,12 @@ def _row(cell: Cell[Batch, str], values: Figures) -> dict[str, Any]:
 def _place(cell: Cell[Batch, str]) -> tuple[str, str, str]:
     """Return the workload, the memory and the contender of a run as tables show them."""
     work = cell.workload
-    samples = f" x{work.samples}{' apart' if work.apart else ''}" if work.samples > 1 else ""
-    return work.name + samples, work.shown_memory, cell.contender
+    return work.name, work.shown_memory, cell.contender
 
 
-def _contenders(names: Sequence[str], *, real: bool) -> list[str]:
-    names = names or [name for name in CONTENDERS if not (real and name == KNOWN)]
-    named = contenders(name for name in names if name != BEST_CAP)
-    check_parts(named, ALL_RUN)
-    if real:
-        check_on_engines(named)
+def _contenders(names: Sequence[str]) -> list[str]:
+    names = names or CONTENDERS
+    check_parts(contenders(name for name in names if name != BEST_CAP), ALL_RUN)
     return [*dict.fromkeys((STOCK, *names))]
 
 

@@ -153,16 +153,14 @@ class LiveProgram:
                 said = [*self.prompt(call.extends), *self.outputs[call.extends]][: len(ids)]
                 ids[: len(said)] = said
             return ids
-        source = program.program_id
         if call.extends is None:
-            source = program.input_id or source
             ids = self.words(f"system of {program.type}", program.system_tokens)
         else:
             ids = [*self.prompt(call.extends), *self._output(call.extends)]
         fresh = prompt_tokens(call) - len(ids)
         if fresh <= 0:
             return ids[:fresh] if fresh else ids
-        return [*ids, *self.words(f"prompt of {source}/{index}", fresh)]
+        return [*ids, *self.words(f"prompt of {program.program_id}/{index}", fresh)]
 
     def _output(self, index: int) -> Sequence[int]:
         said = self.outputs.get(index)

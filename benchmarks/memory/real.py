@@ -14,7 +14,6 @@ from agentrt.cli.options import together
 from agentrt.engines import EngineOptions
 from agentrt.errors import ConfigError
 from agentrt.executors.vllm.options import prepare_environment
-from agentrt.lab.backends.base import BackendWrapper
 from agentrt.lab.backends.real import Open, engine_for, serve, warm_up
 from agentrt.lab.commands.calibrate import Calibration
 from agentrt.lab.commands.options import Option, flag_option
@@ -58,15 +57,8 @@ class Engines:
         async with self.open(engine):
             return await Calibration(engine).run(1)
 
-    async def run(
-        self,
-        load: Load,
-        contender: Contender,
-        wrap: BackendWrapper = lambda backend: backend,
-    ) -> RunOutcome:
-        """Run the programs under a contender. ``wrap`` may put another backend in front of the
-        contender's own gate.
-        """
+    async def run(self, load: Load, contender: Contender) -> RunOutcome:
+        """Run the programs under a contender."""
         size = contender.sized(load.options)
         flags = {
             "--num-gpu-blocks-override": size.kv_blocks,
@@ -79,10 +71,7 @@ class Engines:
         engine = engine_for(contender, base)
         async with self.open(engine):
             await warm_up(engine, contender, short(load.programs))
-            own = wrapper_of(contender, size)
-            return await serve(
-                engine, contender, load.programs, wrap=lambda backend: wrap(own(backend))
-            )
+            return await serve(engine, contender, load.programs, wrap=wrapper_of(contender, size))
 
 
 def real_options(about: str) -> Option:

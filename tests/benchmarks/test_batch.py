@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from agentrt.lab.backends.real import run_real
-from agentrt.lab.engine.step_time import StepTimeModel
-from agentrt.lab.engine.virtual import VirtualOptions
 from agentrt.lab.runs.contenders import DEFAULT, STOCK
 from agentrt.lab.workloads.shape import CallShape, ProgramShape
 from benchmarks.__main__ import call
@@ -21,12 +18,11 @@ from benchmarks.batch import (
     KNOWN,
     LEARNED,
     Batch,
-    BatchLoad,
     figures,
     over_stock,
     verdict,
 )
-from benchmarks.rivals.gates import Gate, GatedBackend
+from benchmarks.rivals.gates import CapGate, Gate, GatedBackend
 from tests.lab.answering import Engine
 
 SMALL = ["--programs", "16", "--max-live", "8", "--max-num-seqs", "4", "--seeds", "1"]
@@ -81,49 +77,9 @@ def test_a_rivals_scheduler_decides_in_a_batch() -> None:
     assert figures(load, "continuum") != figures(load, "program-fcfs")
 
 
-@pytest.mark.engine
-def test_samples_of_an_input_share_its_prompt() -> None:
-    """Programs of the same lengths compute more prompt tokens if they have different inputs."""
-    samples = Batch("chat", math.inf, 16, slots=4, live=8, samples=16).load(0)
-    assert len({program.program_id for program in samples.programs}) == 16
-    apart = [replace(program, input_id="") for program in samples.programs]
-    computed = [
-        figures(load, "stock")["prefill"] for load in (samples, replace(samples, programs=apart))
-    ]
-    assert computed[0] < computed[1]
-
-
-@pytest.mark.engine
-def test_samples_that_begin_apart_are_the_same_programs_in_another_order() -> None:
-    together, apart = (
-        Batch("chat", 0.25, 12, slots=4, live=8, samples=4, apart=each).load(0)
-        for each in (False, True)
-    )
-    inputs = [[program.input_id for program in load.programs] for load in (together, apart)]
-    a, b, c = dict.fromkeys(inputs[0])
-    assert inputs == [[a] * 4 + [b] * 4 + [c] * 4, [a, b, c] * 4]
-    by_id = {program.program_id: program for program in together.programs}
-    assert by_id == {program.program_id: program for program in apart.programs}
-    assert together.options == apart.options, "the same memory for both"
-
-
-@pytest.mark.engine
-def test_a_batch_on_real_engines(capsys: pytest.CaptureFixture[str]) -> None:
-    """All contenders generate the same tokens."""
-    size = [*SMALL, "--workload", "bfcl", "--memory", "0.25", "--scale", "0.4", "--tools", "0.01"]
-    arguments = ["batch", *size, "--real", "--model-shape", "tiny", "--policy", "best cap,default"]
-    assert call([*arguments, "--json"]) == 0
-    runs = json.loads(capsys.readouterr().out.splitlines()[-1])["runs"]
-    assert {run["contender"] for run in runs} == {"stock", "best cap", "default"}
-    assert all(run["prefill"] > 0 for run in runs)
-    assert len({round(run["tokens_per_s"] * run["makespan_s"]) for run in runs}) == 1
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--real", "--policy", KNOWN], "runs in virtual time only"),
-        (["--model-shape", "tiny"], "a model needs --real"),
         (["--memory", "none"], "--memory 'none'"),
         (["--policy", "quickest"], "unknown policy 'quickest'"),
         (["--workload", "poems"], "unknown workload 'poems'"),
@@ -154,10 +110,11 @@ class Told(Gate):
 
 async def test_a_rival_behind_the_limit_sees_a_program_when_it_begins() -> None:
     rival = Told()
-    load = BatchLoad([], VirtualOptions(), StepTimeModel(), live=1, fit=1.0)
     programs = [ProgramShape(name, "t", (CallShape(1, 4), CallShape(1, 8))) for name in "ab"]
     await run_real(
-        Engine(), programs, wrap=lambda backend: load.limited(GatedBackend(backend, rival))
+        Engine(),
+        programs,
+        wrap=lambda backend: GatedBackend(GatedBackend(backend, rival), CapGate(1)),
     )
     calls = ["{} calls with 4", "{} calls with 8", "{} ends"]
     assert rival.told == [line.format(name) for name in "ab" for line in calls]

@@ -64,8 +64,7 @@ class ProgramShape:
     The first ``system_tokens`` tokens of prompts are the same in all programs of the type.
     ``hint_tokens`` is an estimate of the program's total output tokens that is known when the
     program starts. The program ends ``tail_s`` seconds after its last call. ``tail_tool`` is the
-    name of the tool that takes this time; "" if no tool does. Programs with the same ``input_id``
-    are samples of one input: their prompts are the same where they extend no earlier call.
+    name of the tool that takes this time; "" if no tool does.
     """
 
     program_id: str
@@ -77,7 +76,6 @@ class ProgramShape:
     hint_tokens: float | None = None
     tail_s: float = 0.0
     tail_tool: str = ""
-    input_id: str = ""
 
     def __post_init__(self) -> None:
         if not self.calls:
