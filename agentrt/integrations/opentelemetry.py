@@ -46,8 +46,7 @@ from agentrt.proxies import bypass_proxies, certificate_file, proxy_for
 from agentrt.request import Call, CallReport, RenderedCall, Usage
 from agentrt.runtime import Runtime
 from agentrt.runtime.events import Event, NodeEnded, NodeStarted, ProgramStarted, RunEnded
-from agentrt.runtime.registry import RunRegistry, call_id
-from agentrt.runtime.run import Run, RunState
+from agentrt.runtime.run import Run, RunRegistry, RunState, call_id
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send

@@ -43,8 +43,7 @@ from agentrt.interrupts.questions import Question
 from agentrt.program.results import Takes
 from agentrt.request import Call, CallReport, CallSpec, Reply
 from agentrt.request.tokens import CallTokens
-from agentrt.runtime.registry import RunRegistry, identity_of, registry_of
-from agentrt.runtime.run import Run
+from agentrt.runtime.run import Run, RunRegistry, identity_of
 from agentrt.runtime.services import ClientCall, Services
 from agentrt.runtime.tokens import WRITING, TokenLog, node_of_key
 from agentrt.tracking.scope import Scope
@@ -61,7 +60,7 @@ class LiveEmitter:
 
     def __init__(self, run: Run, services: Services) -> None:
         self.run = run
-        self.registry = registry_of(run)
+        self.registry = run.registry
         self.services = services
 
     def own_scope(self, name: str) -> Scope:

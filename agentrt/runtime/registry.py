@@ -324,9 +324,3 @@ def identity_of(run: Run, scope: Scope, node: Node) -> Identity:
 def call_id(run: Run, node: Node) -> str:
     """Return the id of a call: the id of its program and the number of its node."""
     return f"{run.id}/{node.id}"
-
-
-def registry_of(run: Run) -> RunRegistry:
-    """Return the registry that ``run`` was opened in."""
-    registry: RunRegistry = run.registry
-    return registry

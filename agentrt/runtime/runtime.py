@@ -40,8 +40,7 @@ from agentrt.runtime.emitter import LiveEmitter
 from agentrt.runtime.events import Event, RunEnded, notification_of
 from agentrt.runtime.first_words import first_words
 from agentrt.runtime.recorded import Recorded, restore_tokens
-from agentrt.runtime.registry import Listener, RunRegistry, registry_of
-from agentrt.runtime.run import Run, RunState, cancel_until_ended
+from agentrt.runtime.run import Listener, Run, RunRegistry, RunState, cancel_until_ended
 from agentrt.runtime.services import Services
 from agentrt.runtime.tokens import TokenLog
 from agentrt.runtime.updates import OnStale, WeightUpdates
@@ -348,7 +347,7 @@ class Runtime:
         """
         if run.task is None and run.ended_at is None:
             self._clients[run.id] = run
-            self._follow(registry_of(run))
+            self._follow(run.registry)
         return LiveEmitter(run, self._services)
 
     def _follow(self, registry: RunRegistry) -> None:

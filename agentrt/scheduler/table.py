@@ -13,10 +13,10 @@ the engine core to the runtime and back. The modules are relative to `agentrt`:
    a report along (`report_of` in `executors.vllm.reports`).
 2. In the program's process, `VLLMEngine.generate` reads the report (`executors.vllm.engine`), and
    `RunCaller.chunks` passes it on (`runtime.emitter`) to `RunRegistry.end_call`
-   (`runtime.registry`). This method adds the service to the node in the program's DAG, and to the
+   (`runtime.run`). This method adds the service to the node in the program's DAG, and to the
    row in the runtime's table (`call_ended`).
 3. For the program's next call, `RunRegistry.begin_call` opens a node, and the DAG computes the
-   service on the longest path to it (`graph.dag`). `identity_of` (`runtime.registry`) puts this
+   service on the longest path to it (`graph.dag`). `identity_of` (`runtime.run`) puts this
    service and the values of the row into the call's `Identity`, which `engine_input`
    (`executors.vllm.calls`) puts into vLLM's request.
 4. The call may arrive in another engine core than the program's last call. There,

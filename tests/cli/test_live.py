@@ -11,14 +11,14 @@ from rich.console import Console
 from agentrt.cli.live import render
 from agentrt.graph import ExecutionDAG, Interrupt, NodeKind, NodeState, Progress
 from agentrt.request import CallReport
-from agentrt.runtime.run import Run, RunState
+from agentrt.runtime.run import Run, RunRegistry, RunState
 from agentrt.scheduler.programs import ProgramStats
 
 
 def make_run(number: int = 1) -> Run:
     run_id = f"react-{number}"
     dag = ExecutionDAG(run_id, "react")
-    return Run(run_id, "react", ProgramStats(run_id, "react"), dag, started_at=0.0)
+    return Run(run_id, "react", ProgramStats(run_id, "react"), dag, 0.0, RunRegistry())
 
 
 def emit(run: Run, name: str, scope: str, kind: NodeKind = NodeKind.CALL, at: float = 1.0) -> int:

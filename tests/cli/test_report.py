@@ -23,7 +23,7 @@ from agentrt.cli.tables import (
 )
 from agentrt.graph import ExecutionDAG, NodeKind, NodeState
 from agentrt.request import CallReport, Usage
-from agentrt.runtime.run import Run, RunState
+from agentrt.runtime.run import Run, RunRegistry, RunState
 from agentrt.scheduler.programs import ProgramStats
 
 
@@ -47,7 +47,7 @@ def ended_run(number: int = 1, wall_s: float = 8.0) -> Run:
     dag.close(wall_s, NodeState.DONE)
     row = ProgramStats(run_id, "react", service_s=3.0, waiting_s=1.0, interrupt_s=3.0)
     row.finished_calls, row.usage = 2, Usage(prompt_tokens=40, output_tokens=30, cached_tokens=16)
-    run = Run(run_id, "react", row, dag, started_at=0.0)
+    run = Run(run_id, "react", row, dag, 0.0, RunRegistry())
     run.state, run.ended_at, run.result = RunState.DONE, wall_s, f"answer {number}"
     return run
 

@@ -37,8 +37,7 @@ from agentrt.journal import Journal
 from agentrt.request import CallSpec
 from agentrt.request.sampling import Sampling
 from agentrt.runtime.durable import Durable
-from agentrt.runtime.registry import RunRegistry
-from agentrt.runtime.run import Run, RunState
+from agentrt.runtime.run import Run, RunRegistry, RunState
 from agentrt.tracking.scope import Scope
 from tests.doubles.scripted import ScriptedExecutor
 from tests.journal.killing import QuickStore, begins, killed, program_of

@@ -15,8 +15,7 @@ from agentrt.errors import InterruptExpiredError
 from agentrt.graph import Interrupt, Node, NodeKind, NodeState, Progress, to_json
 from agentrt.request import CallReport
 from agentrt.runtime.events import Event, NodeChanged, NodeEnded, NodeStarted, notification_of
-from agentrt.runtime.registry import RunRegistry
-from agentrt.runtime.run import Run, RunState
+from agentrt.runtime.run import Run, RunRegistry, RunState
 from agentrt.tracking.scope import Scope
 from tests.graph.integrity import check_integrity
 

@@ -15,8 +15,7 @@ from agentrt.errors import InvariantError
 from agentrt.graph import NodeKind, NodeState
 from agentrt.request import CallReport, CallSpec
 from agentrt.runtime.events import Event, NodeEnded, ProgramStarted, RunEnded
-from agentrt.runtime.registry import RunRegistry, call_id, registry_of
-from agentrt.runtime.run import Run, RunState
+from agentrt.runtime.run import Run, RunRegistry, RunState, call_id
 from agentrt.tracking.scope import Scope
 from tests.doubles.scripted import ScriptedExecutor
 from tests.graph.integrity import check_integrity
@@ -154,11 +153,11 @@ class _LockedScope(Scope):
     held: ClassVar[list[bool]]
 
     def fork(self, coro: object = None, beside: Sequence[object] = ()) -> Scope:
-        self.held.append(registry_of(cast("Run", self.owner)).lock.held > 0)  # type: ignore[attr-defined]
+        self.held.append(cast("Run", self.owner).registry.lock.held > 0)  # type: ignore[attr-defined]
         return super().fork(coro, beside)
 
     def join(self, ended: Scope) -> None:
-        self.held.append(registry_of(cast("Run", self.owner)).lock.held > 0)  # type: ignore[attr-defined]
+        self.held.append(cast("Run", self.owner).registry.lock.held > 0)  # type: ignore[attr-defined]
         super().join(ended)
 
 

@@ -22,8 +22,7 @@ from agentrt.errors import EngineDiedError
 from agentrt.graph import Frontier, NodeKind
 from agentrt.integrations._compat import langgraph
 from agentrt.integrations.langgraph.frames import Followed, Frame, PendingQuestion, terms_of
-from agentrt.runtime.registry import RunRegistry, registry_of
-from agentrt.runtime.run import Run, RunState
+from agentrt.runtime.run import Run, RunRegistry, RunState
 from agentrt.tracking import frameworks
 from agentrt.tracking.current import running_loop
 from agentrt.tracking.scope import Scope
@@ -98,7 +97,7 @@ class Follower(BaseCallbackHandler):
         with self._lock:
             frame = self._begin(run_id, tool, fields)
             run = frame.program.run
-            frame.tool = registry_of(run).begin_interrupt(run, frame.scope, NodeKind.TOOL, tool)
+            frame.tool = run.registry.begin_interrupt(run, frame.scope, NodeKind.TOOL, tool)
         if frame.apart:
             tracking.enter(frame.scope)
 
@@ -121,7 +120,7 @@ class Follower(BaseCallbackHandler):
         else:
             program, namespace = self._program_of(around.owner), langgraph.namespace_of(metadata)
             frame = Frame(around, program, namespace, here, langgraph.thread_of(metadata))
-            with registry_of(program.run).lock:
+            with program.run.registry.lock:
                 self._join(frame, run_id, name, fields, parent)
         self._frames[run_id] = frame
         frame.program.frames.add(run_id)
@@ -196,7 +195,7 @@ class Follower(BaseCallbackHandler):
             if frame is None:
                 return
             frame.program.frames.discard(run_id)
-            with registry_of(frame.program.run).lock:
+            with frame.program.run.registry.lock:
                 self._end(frame, error)
             if not (frame.program.frames or frame.program.questions):
                 self._programs.pop(id(frame.program.run), None)
@@ -208,7 +207,7 @@ class Follower(BaseCallbackHandler):
         frame.settle()
         questions = () if error is None else langgraph.asks(error)
         if frame.tool is not None:
-            registry_of(run).end_interrupt(
+            run.registry.end_interrupt(
                 run, frame.scope, frame.tool, asyncio.CancelledError() if questions else error
             )
         for key, question in questions:
@@ -226,7 +225,7 @@ class Follower(BaseCallbackHandler):
         """
         program = frame.program
         if key not in program.questions and program.run.ended_at is None:
-            registry = registry_of(program.run)
+            registry = program.run.registry
             node = registry.begin_interrupt(program.run, frame.scope, NodeKind.HUMAN, question)
             program.questions[key] = PendingQuestion(node, frame.scope, frame.thread)
 
@@ -237,7 +236,7 @@ class Follower(BaseCallbackHandler):
         The nodes that follow depend on the questions.
         """
         program = frame.program
-        registry = registry_of(program.run)
+        registry = program.run.registry
         with registry.lock:
             for key, question in list(program.questions.items()):
                 if question.thread == frame.thread:

@@ -37,7 +37,6 @@ from agentrt.integrations.langgraph.follower import follow
 from agentrt.integrations.langgraph.frames import terms_of
 from agentrt.program import Context, Program
 from agentrt.program.definition import ProgramFunction
-from agentrt.runtime.registry import registry_of
 from agentrt.runtime.run import Run
 
 Purpose = Literal["threads.create_run", "threads.update", "threads.read", "assistants.read"]
@@ -307,7 +306,7 @@ async def _paused(graph: Graph, config: RunnableConfig) -> bool:
     run = scope.owner
     assert isinstance(run, Run)
     question = f"continue with {', '.join(state.next)}?"
-    registry_of(run).begin_interrupt(run, scope, NodeKind.HUMAN, question)
+    run.registry.begin_interrupt(run, scope, NodeKind.HUMAN, question)
     return True
 
 

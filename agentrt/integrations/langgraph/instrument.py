@@ -25,8 +25,7 @@ from agentrt.graph import Node
 from agentrt.integrations._compat import httpx
 from agentrt.integrations.langgraph.follower import follow, scope_of_call
 from agentrt.request import CallReport
-from agentrt.runtime.registry import identity_of, registry_of
-from agentrt.runtime.run import Run
+from agentrt.runtime.run import Run, identity_of
 from agentrt.tracking.scope import Scope
 
 _ENDPOINTS = ("/chat/completions", "/completions", "/responses")
@@ -65,7 +64,7 @@ class _Sent:
         if self.over:
             return
         self.over = True
-        registry_of(self.run).end_call(
+        self.run.registry.end_call(
             self.run,
             self.scope,
             self.node,
@@ -116,7 +115,7 @@ def _begin(request: Any, only: str) -> _Sent | None:
     if scope is None or not isinstance(scope.owner, Run):
         return None
     run = scope.owner
-    node = registry_of(run).begin_call(run, scope, "llm")
+    node = run.registry.begin_call(run, scope, "llm")
     request.headers.update(to_headers(identity_of(run, scope, node)))
     return _Sent(run, scope, node)
 

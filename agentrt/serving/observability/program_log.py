@@ -23,8 +23,7 @@ from agentrt.runtime.events import (
     ProgramStarted,
     RunEnded,
 )
-from agentrt.runtime.registry import RunRegistry, call_id
-from agentrt.runtime.run import Run
+from agentrt.runtime.run import Run, RunRegistry, call_id
 from agentrt.serving.observability.engines import EngineCall, EnginesView, queue_levels
 from agentrt.serving.observability.metrics import Metrics
 from agentrt.serving.observability.readers import ChangeReaders

@@ -10,8 +10,7 @@ from operator import attrgetter
 
 from agentrt.graph import Node, NodeKind
 from agentrt.journal.analysis.rendering import short
-from agentrt.runtime.registry import call_id
-from agentrt.runtime.run import Run, RunState
+from agentrt.runtime.run import Run, RunState, call_id
 from agentrt.scheduler.table import ProgramState, state_of
 from agentrt.serving.observability.engines import EngineCall, EnginesView
 

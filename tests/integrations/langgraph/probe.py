@@ -21,7 +21,6 @@ from agentrt.graph import Node
 from agentrt.integrations.langgraph import Follower, follow
 from agentrt.request import CallReport
 from agentrt.runtime.events import Event, ProgramStarted, RunEnded
-from agentrt.runtime.registry import registry_of
 from agentrt.runtime.run import Run
 from agentrt.tracking.scope import Scope
 from tests.graph.integrity import check_integrity
@@ -76,12 +75,12 @@ class Probe(BaseChatModel, arbitrary_types_allowed=True):
             self.lost.append(name)
             return name, None
         assert isinstance(scope.owner, Run)
-        node = registry_of(scope.owner).begin_call(scope.owner, scope, name)
+        node = scope.owner.registry.begin_call(scope.owner, scope, name)
         return name, (scope.owner, scope, node)
 
     def _end(self, begun: tuple[Run, Scope, Node] | None) -> None:
         if begun is not None:
-            registry_of(begun[0]).end_call(*begun, REPORT)
+            begun[0].registry.end_call(*begun, REPORT)
 
 
 def _said(text: str) -> ChatResult:

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from agentrt.errors import InterruptExpiredError
 from agentrt.graph import Interrupt, Node, NodeKind, Progress
 from agentrt.request import CallReport
-from agentrt.runtime.registry import RunRegistry
-from agentrt.runtime.run import Run, RunState
+from agentrt.runtime.run import Run, RunRegistry, RunState
 from agentrt.serving.observability.program_log import ProgramLog
 from agentrt.tracking.scope import Scope
 

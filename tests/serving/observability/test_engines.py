@@ -8,8 +8,7 @@ import pytest
 
 from agentrt.graph import Node, NodeKind, NodeState
 from agentrt.request import CallReport
-from agentrt.runtime.registry import RunRegistry
-from agentrt.runtime.run import Run, RunState
+from agentrt.runtime.run import Run, RunRegistry, RunState
 from agentrt.serving.observability.engines import EnginesView
 from agentrt.serving.observability.metrics import Labels, gauges
 from agentrt.serving.observability.program_log import ProgramLog, Renderer, Track

@@ -15,8 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from agentrt import Context, program
 from agentrt.request import CallReport
-from agentrt.runtime.registry import RunRegistry
-from agentrt.runtime.run import Run, RunState
+from agentrt.runtime.run import Run, RunRegistry, RunState
 from agentrt.serving.observability.engines import EnginesView
 from agentrt.serving.observability.metrics import Labels, gauges, of_tenant
 from agentrt.serving.observability.program_log import ProgramLog, Renderer
