@@ -4,7 +4,7 @@ served programs.
 - `stored`: the records of a file and of a batch, and their JSON for clients.
 - `storage`: stores records and contents in a folder beside an SQLite database; `postgres`: stores
   them in a PostgreSQL database.
-- `records`: the records in memory, and in the storage.
+- `repository`: holds the records in memory, and writes their changes to the storage.
 - `lines`: reads and writes the lines of input, output and error files.
 - `slots`: limits the number of batch requests in flight.
 - `requests`: answers one request of a batch inside this process.

@@ -17,7 +17,7 @@ from starlette.responses import JSONResponse, Response
 
 from agentrt.errors import NotServedError
 from agentrt.serving.batches.files import PURPOSE_INPUT, Files, read_lifetime
-from agentrt.serving.batches.records import Records
+from agentrt.serving.batches.repository import Repository
 from agentrt.serving.batches.requests import Endpoints, abandon_runs
 from agentrt.serving.batches.runner import BatchRunners, BatchServices
 from agentrt.serving.batches.storage import BatchStorage, FolderStorage
@@ -174,7 +174,7 @@ async def api(server: Server) -> AsyncIterator[APIRouter]:
         clock = SteadyClock(server.machine)
         # Reading from the storage blocks, so it runs in threads.
         batches = await asyncio.to_thread(
-            Records, storage, "batch_", "batch", StoredBatch.from_fields
+            Repository, storage, "batch_", "batch", StoredBatch.from_fields
         )
         live = [record for record in batches.all() if record.is_live]
 

@@ -11,7 +11,7 @@ from starlette.datastructures import FormData, UploadFile
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from agentrt.serving.batches.records import Records
+from agentrt.serving.batches.repository import Repository
 from agentrt.serving.batches.storage import BatchStorage, Content
 from agentrt.serving.batches.stored import StoredFile
 from agentrt.serving.error_responses import ApiError
@@ -54,7 +54,7 @@ class Files:
         self._batch_reading = batch_reading
         self._uploading: dict[str, tuple[str, int]] = {}
         """The tenant and the size (bytes) of each file that is being stored, by id."""
-        self.records = Records(storage, "file-", "file", StoredFile.from_fields)
+        self.records = Repository(storage, "file-", "file", StoredFile.from_fields)
 
     def content(self, tenant: str, file_id: str) -> Content:
         """Return the content of a file, whether or not the file exists."""

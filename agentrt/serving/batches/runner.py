@@ -31,7 +31,7 @@ from agentrt.serving.batches.lines import (
     total_usage,
     unanswered_requests,
 )
-from agentrt.serving.batches.records import Records
+from agentrt.serving.batches.repository import Repository
 from agentrt.serving.batches.requests import BatchEndpoint, Endpoints, abandon_runs
 from agentrt.serving.batches.slots import Slot
 from agentrt.serving.batches.storage import AnswerLines, Content
@@ -62,7 +62,7 @@ class BatchServices:
     server: Server
     clock: SteadyClock
     files: Files
-    records: Records[StoredBatch]
+    records: Repository[StoredBatch]
     endpoints: Endpoints
 
 

@@ -29,10 +29,10 @@ from agentrt.serving.keep_alive import NEVER_S
 from agentrt.serving.langgraph import responses
 from agentrt.serving.middleware import VisibleTenant
 from agentrt.serving.observability.engines import EnginesView, SnapshotPoller
+from agentrt.serving.observability.journal_routes import JournalRoutes
 from agentrt.serving.observability.metrics import Collected, gauges, of_tenant
 from agentrt.serving.observability.program_log import JSON, ProgramLog, Renderer
 from agentrt.serving.observability.readers import ChangeReader, ReaderTooSlowError
-from agentrt.serving.observability.recorded import JournalRoutes
 from agentrt.serving.observability.status import Activity
 from agentrt.serving.pages import WebPage
 from agentrt.serving.server import Server

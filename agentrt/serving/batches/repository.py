@@ -1,4 +1,6 @@
-"""Records of files and batches. All records are read into memory when the server starts."""
+"""The repositories of files and batches, which hold all records in memory and write each change to
+the storage. The records are read when the server starts.
+"""
 
 from __future__ import annotations
 
@@ -43,8 +45,8 @@ class StoredRecord(Protocol):
 R = TypeVar("R", bound=StoredRecord)
 
 
-class Records(Generic[R]):
-    """All records of one kind: the files, or the batches.
+class Repository(Generic[R]):
+    """A repository of all records of one kind: the files, or the batches.
 
     The ids begin with ``prefix``. ``noun`` names the kind in error messages. ``from_fields``
     returns the record for the fields that `StoredRecord.to_fields` returned.

@@ -13,7 +13,7 @@ import pytest
 from agentrt import Runtime
 from agentrt.journal import Journal
 from agentrt.journal.store import SQLiteStore
-from agentrt.serving.observability import api, recorded
+from agentrt.serving.observability import api, journal_routes
 from agentrt.serving.server import Server
 from agentrt.serving.tenants import KeyRing
 from tests.doubles.scripted import ScriptedExecutor
@@ -123,8 +123,8 @@ async def test_a_large_program_is_drawn_in_part(
             before = [f"0#{step - 1}"] if step else []
             made.node(f"0#{step}", kind, float(step), step + 1.0, parents=before)
         made.write(tmp_path / "j")
-    monkeypatch.setattr(recorded, "MOST_DRAWN", 30)
-    monkeypatch.setattr(recorded, "MOST_PIECES", 100)
+    monkeypatch.setattr(journal_routes, "MOST_DRAWN", 30)
+    monkeypatch.setattr(journal_routes, "MOST_PIECES", 100)
     async with served(tmp_path / "j") as at:
         why = await at.json("/journal/why", program="p-1")
         assert {one["reason"]: one["seconds"] for one in why["reasons"]} == {
@@ -140,7 +140,7 @@ async def test_a_large_program_is_drawn_in_part(
             assert (graph["before"], len(graph["nodes"]), graph["after"]) == (161, 30, 9)
             marks = [node["place"] for node in graph["nodes"] if node["mark"] != "same"]
             assert marks == ["0#181"]
-        monkeypatch.setattr(recorded, "MOST_NODES", 199)
+        monkeypatch.setattr(journal_routes, "MOST_NODES", 199)
         refused = await at.get("/journal/why", program="p-1")
         assert (refused.status_code, "agentrt journal why" in refused.json()["detail"]) == (
             413,
