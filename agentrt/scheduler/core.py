@@ -107,6 +107,22 @@ class Engine(Protocol):
         """Return the maximum number of tokens of a step."""
 
 
+class PreemptionChecks(NamedTuple):
+    """The functions by which `SchedulerCore.victims` asks an engine about calls. The defaults are
+    for an engine whose calls need only a slot.
+    """
+
+    blocks_needed: Callable[[QueuedCall], int] = lambda call: 0
+    """Returns the number of free blocks that a waiting call would take."""
+    may_preempt: Callable[[QueuedCall], bool] = lambda call: True
+    """See `Engine.may_preempt`."""
+    can_start: Callable[[QueuedCall], bool] = lambda call: True
+    """See `Engine.can_start`."""
+
+
+_ONLY_SLOTS = PreemptionChecks()
+
+
 class Preempt(NamedTuple):
     """A decision: this running call is preempted for the waiting call ``better``."""
 
@@ -367,33 +383,27 @@ class SchedulerCore:
         if head is None or not running or head.level >= running[-1].level:
             return []
         free_slots, free_blocks = engine.free_slots(), engine.free_blocks()
-
-        def chosen(blocks: int) -> list[Preempt]:
-            return self.victims(
-                running,
-                free_slots,
-                blocks,
-                lambda call: engine.blocks_needed(call, free_blocks),
-                engine.may_preempt,
-                engine.can_start,
-            )
-
-        if not (victims := chosen(free_blocks)):
+        checks = PreemptionChecks(
+            lambda call: engine.blocks_needed(call, free_blocks),
+            engine.may_preempt,
+            engine.can_start,
+        )
+        if not (victims := self.victims(running, free_slots, free_blocks, checks)):
             return victims
         # Running calls take their tokens and blocks before a new call can start.
         tokens, blocks = engine.running_needs()
         if tokens - len(victims) >= engine.step_tokens():
             return []
-        return chosen(free_blocks - blocks) if blocks else victims
+        if not blocks:
+            return victims
+        return self.victims(running, free_slots, free_blocks - blocks, checks)
 
     def victims(
         self,
         running: Sequence[QueuedCall],
         free_slots: int,
         free_blocks: int = 0,
-        blocks_needed: Callable[[QueuedCall], int] = lambda call: 0,
-        may_preempt: Callable[[QueuedCall], bool] = lambda call: True,
-        can_start: Callable[[QueuedCall], bool] = lambda call: True,
+        checks: PreemptionChecks = _ONLY_SLOTS,
     ) -> list[Preempt]:
         """Return which running calls to preempt, each with the waiting call that needs its slot.
         `plan_step` calls this method unless it sees at once that no call is preempted.
@@ -404,8 +414,8 @@ class SchedulerCore:
         waiting call that does not fit into the ``free_blocks`` keeps waiting, because evicted
         blocks must be recomputed, which delays all other calls, too. The calls behind it also keep
         waiting, because vLLM starts calls in order. A running call is skipped in its first
-        ``min_running_steps`` steps, while it is not `settled`, and if ``may_preempt`` is False. A
-        waiting call that cannot start is skipped, too.
+        ``min_running_steps`` steps, while it is not `settled`, and if ``checks.may_preempt`` is
+        False. A waiting call that cannot start is skipped, too.
         """
         config, victims = self.config, list[Preempt]()
         if not (config.preemption and running) or free_slots >= self.queue.startable:
@@ -415,17 +425,17 @@ class SchedulerCore:
             for call in reversed(running)
             if call.steps_since_start >= config.min_running_steps
             and call.settled
-            and may_preempt(call)
+            and checks.may_preempt(call)
         )
         for head in self.queue.best(_LOOKED_AT):
             if len(victims) >= config.max_preemptions_per_step or head.level >= running[-1].level:
                 break
-            free_blocks -= blocks_needed(head)
+            free_blocks -= checks.blocks_needed(head)
             if free_blocks < 0:
                 break
             # Such a call may start as soon as a victim is gone, for example with the victim's place
             # for an adapter. Then it comes before the calls behind it, so its blocks count, too.
-            if head.stuck or not can_start(head):
+            if head.stuck or not checks.can_start(head):
                 continue
             if free_slots > 0:
                 free_slots -= 1

@@ -14,6 +14,7 @@ from agentrt.scheduler import (
     SchedulerConfig,
     SchedulerCore,
 )
+from agentrt.scheduler.core import PreemptionChecks
 from agentrt.scheduler.events import (
     CallArrived,
     CallFinished,
@@ -188,9 +189,8 @@ class Both:
 
         running = [self.real(call) for call in self.reference.running()]
         blocks = which % 5
-        victims = self.core.victims(
-            running, slots, blocks, needed, lambda call: call.call_id in spared
-        )
+        checks = PreemptionChecks(needed, lambda call: call.call_id in spared)
+        victims = self.core.victims(running, slots, blocks, checks)
         expected = self.reference.victims(slots, blocks, lambda call: size(call.name), spared)
         assert [call.call_id for call, _ in victims] == [call.name for call in expected]
 
@@ -263,5 +263,6 @@ def test_victims_give_their_slots_to_one_call_after_the_other(
         core.queue.put(real[call.name])
     running = [real[call.name] for call in reference.running()]
     expected = reference.victims(slots, blocks, lambda call: sizes[call.name], spared)
-    victims = core.victims(running, slots, blocks, needed, lambda call: call.call_id not in spared)
+    checks = PreemptionChecks(needed, lambda call: call.call_id not in spared)
+    victims = core.victims(running, slots, blocks, checks)
     assert [call.call_id for call, _ in victims] == [call.name for call in expected]
