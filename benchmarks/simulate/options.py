@@ -13,7 +13,7 @@ from agentrt.lab.commands.options import (
     Option,
     text_option,
 )
-from agentrt.lab.commands.simulate.policies import machine_options, read_fleet, read_machine
+from agentrt.lab.commands.simulate import machine_options, read_fleet, read_machine
 from agentrt.lab.runs.machine import Machine
 from agentrt.lab.workloads.arrivals import Pressure
 from agentrt.lab.workloads.traces import KNOWN

@@ -21,7 +21,7 @@ from agentrt.lab.commands.options import (
     text_option,
 )
 from agentrt.lab.commands.progress import compared
-from agentrt.lab.commands.simulate.policies import (
+from agentrt.lab.commands.simulate import (
     about,
     fleet_options,
     policies_option,

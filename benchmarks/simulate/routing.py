@@ -23,7 +23,7 @@ from agentrt.lab.commands.options import (
     text_option,
 )
 from agentrt.lab.commands.progress import finished
-from agentrt.lab.commands.simulate.policies import (
+from agentrt.lab.commands.simulate import (
     read_sources,
     scale_options,
 )

@@ -71,8 +71,7 @@ class Virtual(Backend):
         config = scheduling.scheduling if isinstance(scheduling, Stock) else scheduling
         self._router: ReplicaRouter | None = None
         reads = False
-        # Seconds for a token of a call in a full batch of decoding calls.
-        self._token_s = step_time.base_s + options.max_num_seqs * step_time.per_decode_s
+        self._token_s = step_time.decode_s(options.max_num_seqs)
         self._left_s: dict[str, float] = {}
         self._laws = Laws(self._token_s)
         policy = None

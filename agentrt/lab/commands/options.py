@@ -149,6 +149,14 @@ def json_flag(about: str) -> Option:
     return flag_option("--json", about, "as_json")
 
 
+def check_router(router: str | None, replicas: int) -> None:
+    """Raise `ConfigError` for ``--router`` without several replicas."""
+    if router is not None and replicas == 1:
+        raise ConfigError(
+            "--router needs several replicas; add --replicas N, or leave --router out"
+        )
+
+
 jobs_option: Option = count_option(
     "--jobs", metavar="J", about="Number of processes.  [default: one per core]"
 )

@@ -20,6 +20,7 @@ from agentrt.files import is_database
 from agentrt.lab.commands.options import (
     SIZES,
     ManyCommand,
+    check_router,
     count_option,
     file,
     json_flag,
@@ -297,8 +298,5 @@ def _sizes(recording: Recording, options: Mapping[str, Any]) -> dict[str, Any]:
     engine = recording.engines[0] if recording.engines else {}
     sizes = {name: engine[name] for name in SIZES if name in engine}
     sizes |= {name: options[name] for name in SIZES if options.get(name) is not None}
-    if options["router"] is not None and sizes.get("replicas", 1) == 1:
-        raise ConfigError(
-            "--router needs several replicas; add --replicas N, or leave --router out"
-        )
+    check_router(options["router"], sizes.get("replicas", 1))
     return sizes

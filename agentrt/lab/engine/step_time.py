@@ -11,7 +11,7 @@ import json
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, astuple, dataclass, fields, replace
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -119,11 +119,13 @@ class StepTimeModel:
             done += count
         decodes = output - 1
         context = decodes * prompt + decodes * (decodes + 1) // 2
-        return (
-            seconds
-            + decodes * (self.base_s + self.per_decode_s)
-            + context * self.per_context_token_s
-        )
+        return seconds + decodes * self.decode_s(1) + context * self.per_context_token_s
+
+    def decode_s(self, calls: int) -> float:
+        """Return the seconds of a step in which ``calls`` calls decode, without the time for their
+        contexts: the time for one token of each call.
+        """
+        return self.base_s + calls * self.per_decode_s
 
     def as_text(self) -> str:
         """Return the text of a step-time file, which `load` reads."""
@@ -189,7 +191,7 @@ def _least_squares(samples: Sequence[Sample]) -> tuple[float, float, float, floa
     """
     import numpy as np
 
-    rows = np.array([_row(sample.work) for sample in samples], dtype=float)
+    rows = np.array([(1, *astuple(sample.work)) for sample in samples], dtype=float)
     # Divide by the seconds, so that the error is relative and long steps do not dominate.
     rows /= np.array([sample.seconds for sample in samples])[:, None]
     scale = np.maximum(np.abs(rows).max(axis=0), 1e-300)
@@ -204,10 +206,6 @@ def _least_squares(samples: Sequence[Sample]) -> tuple[float, float, float, floa
                 best[columns] = solution / scale[columns]
     base, prefill, decode, context = (float(value) for value in best)
     return base, prefill, decode, context
-
-
-def _row(work: StepWork) -> tuple[float, float, float, float]:
-    return (1, work.prefill_tokens, work.decode_calls, work.context_tokens)
 
 
 # -- from recorded reports of calls --------------------------------------------------------

@@ -11,7 +11,7 @@ from statistics import median
 from typing import Any
 
 from agentrt.lab.outcome import Summary
-from agentrt.lab.reports.tables import Spread, digits, in_digits, markdown
+from agentrt.lab.reports.tables import Spread, markdown, spread_text
 from agentrt.lab.runs.grid import RunResult, RunSpec, Setting
 from agentrt.scheduler.config import SchedulerConfig
 
@@ -101,15 +101,11 @@ def cells(
 
 
 def value(cell: Series, measure: str) -> str:
-    """Return the median of a measure over the seeds, with its least and greatest value; with one
-    seed, the value alone; "-" if the value of a seed is unknown.
-    """
-    known = cell.values(measure)
-    if any(map(math.isnan, known)):
+    """Return a measure over the seeds as `spread_text`; "-" if the value of a seed is unknown."""
+    values = cell.values(measure)
+    if any(map(math.isnan, values)):
         return "-"
-    factor, unit = (100, "%") if measure in SHARES else (1, "")
-    spread = Spread.of([factor * number for number in known])
-    return in_digits(spread, unit) if len(known) > 1 else f"{digits(spread.median)}{unit}"
+    return spread_text(values, percent=measure in SHARES)
 
 
 def ratio(cell: Series, measure: str) -> str:

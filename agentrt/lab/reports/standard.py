@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from statistics import fmean, median
 
 from agentrt.lab.outcome import Outcome, ServedCall, quantile
-from agentrt.lab.reports.tables import Spread, digits, in_digits, markdown
+from agentrt.lab.reports.tables import markdown, spread_text
 
 _TAILS = {"p95": 0.95, "p99": 0.99, "p99.9": 0.999}
 _TURNS = ((1, 1), (2, 2), (3, 5), (6, 10), (11, None))
@@ -110,8 +110,8 @@ def short_table(
     runs: Mapping[str, Sequence[Metrics]],
     columns: Mapping[str, Sequence[str]] | None = None,
 ) -> str:
-    """Return a table with a row for each contender. Each cell has the median over the seeds, and in
-    parentheses the smallest and the largest value; with one seed, it has the value alone.
+    """Return a table with a row for each contender. Each cell has a metric over the
+    seeds as `spread_text`.
 
     ``first`` is the head of the first column, and ``heads`` has the shown metrics with the heads of
     their columns. ``columns`` maps the heads of further columns to the texts of their rows.
@@ -128,8 +128,5 @@ def short_table(
 
 
 def _cell(by_seed: Sequence[Metrics], name: str) -> str:
-    scale, unit = (100, "%") if name in _SHARES else (1, "")
-    values = [scale * metrics[name] for metrics in by_seed if name in metrics]
-    if not values:
-        return "-"
-    return in_digits(Spread.of(values), unit) if len(values) > 1 else f"{digits(values[0])}{unit}"
+    values = [metrics[name] for metrics in by_seed if name in metrics]
+    return spread_text(values, percent=name in _SHARES)

