@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 from agentrt.errors import ConfigError
 from agentrt.lab.runs.grid import Source, recorded
 from agentrt.lab.workloads.replay import UNSCALED, ScaledCalls, Scales
 from agentrt.lab.workloads.shape import CallShape, ProgramShape
+from agentrt.lab.workloads.texts import BY_CHARACTERS, TokenCounter
 from agentrt.lab.workloads.traces import Trace, named, stem
 from benchmarks.workloads.generate import WORKLOADS, generate, makers_of
 
@@ -88,13 +91,37 @@ def short(programs: Sequence[ProgramShape]) -> list[ProgramShape]:
     return [Cut(calls=_WARM_UP).of(program) for program in programs[:_WARM_UP]]
 
 
+# The result is cached, so that `recorded` finds the trace that it has read with this counter.
+@lru_cache(maxsize=4)
+def counter(tokenizer: str) -> TokenCounter:
+    """Return a counter that uses a model's tokenizer; without one, the counter of `read_programs`.
+
+    Raises `ConfigError` if the tokenizer cannot be loaded.
+    """
+    if not tokenizer:
+        return BY_CHARACTERS
+    from tokenizers import Tokenizer
+
+    file = Path(tokenizer, "tokenizer.json")
+    try:
+        if file.parent.is_dir():
+            encode = Tokenizer.from_file(str(file)).encode
+        else:
+            encode = Tokenizer.from_pretrained(tokenizer).encode
+    except Exception as error:  # tokenizers raises plain Exception
+        raise ConfigError(f"--tokenizer {tokenizer!r}: cannot be loaded: {error}") from error
+    rule = f"calls whose tokens are counted by the tokenizer of {tokenizer}"
+    return TokenCounter(rule, lambda text: len(encode(text, add_special_tokens=False)))
+
+
 @dataclass(frozen=True, slots=True)
 class WorkloadSource(Source):
     """A generator of `WORKLOADS`, or a file with a trace. ``name`` is the name of the generator if
     there is no ``path``.
 
-    Programs are scaled by ``scales`` and then limited by ``cut``. ``tokenizer`` is an argument of
-    `read_programs`. Raises `ConfigError` for an unknown generator.
+    Programs are scaled by ``scales`` and then limited by ``cut``. ``tokenizer`` is the
+    model whose tokenizer counts the texts of a trace. Raises `ConfigError` for an unknown
+    generator.
     """
 
     cut: Cut = WHOLE
@@ -126,8 +153,8 @@ class WorkloadSource(Source):
 
     def trace(self) -> Trace:
         assert self.path is not None
-        how = {"as_format": self.format, "tokenizer": self.tokenizer, "scales": self.scales}
-        return recorded(self.path, **how)
+        count = counter(self.tokenizer)
+        return recorded(self.path, as_format=self.format, count=count, scales=self.scales)
 
     def count(self, n: int | None) -> int:
         return DEFAULT_PROGRAMS if n is None and self.path is None else Source.count(self, n)

@@ -26,7 +26,7 @@ from agentrt.lab.workloads.fields import LocatedFields, Notes, Number, Record, r
 from agentrt.lab.workloads.messages import FRAME, TOOL_S, UNKNOWN_PAUSE, UNKNOWN_TOOL
 from agentrt.lab.workloads.replay import Scales, Turn, chain
 from agentrt.lab.workloads.shape import ProgramShape
-from agentrt.lab.workloads.texts import Counter
+from agentrt.lab.workloads.texts import TokenCounter
 
 CLOSING, RESULT = 40, 60
 UNREADABLE = "agents that cannot be read, left out"
@@ -65,7 +65,12 @@ class _Answer(Record):
 
 
 def read(
-    entries: Sequence[LocatedFields], type: str, scales: Scales, notes: Notes, *, count: Counter
+    entries: Sequence[LocatedFields],
+    type: str,
+    scales: Scales,
+    notes: Notes,
+    *,
+    count: TokenCounter,
 ) -> list[ProgramShape]:
     """Return a program for each agent that makes a call. Agents that make none or cannot be read
     are left out, and counted in ``notes``. Agents with the same functions have the same type,
@@ -111,7 +116,7 @@ def _counted(entry: LocatedFields) -> list[list[Turn]]:
     ]
 
 
-def _answered(entry: LocatedFields, notes: Notes, count: Counter) -> list[list[Turn]]:
+def _answered(entry: LocatedFields, notes: Notes, count: TokenCounter) -> list[list[Turn]]:
     """Return the steps, by turn, that a model makes if it gives the correct answers. Raises
     `ConfigError` if the question or the answers cannot be read.
     """
@@ -148,7 +153,7 @@ def _answers(path: Path) -> Mapping[str, LocatedFields]:
     return {str(entry.values.get("id")): entry for entry in read_objects(path, Notes())}
 
 
-def _docs(entry: LocatedFields, count: Counter) -> int:
+def _docs(entry: LocatedFields, count: TokenCounter) -> int:
     """Return the number of tokens of the descriptions of an agent's functions."""
     folder, names = entry.file.parent / "multi_turn_func_doc", entry.values["involved_classes"]
     files = [folder / f"{_DOCS.get(name, name)}.json" for name in names]

@@ -23,7 +23,7 @@ from agentrt.files import parse_json
 from agentrt.lab.workloads.fields import LocatedFields, Notes, Number, Record, Tokens
 from agentrt.lab.workloads.replay import Scales, Turn, chain
 from agentrt.lab.workloads.shape import ProgramShape
-from agentrt.lab.workloads.texts import Counter
+from agentrt.lab.workloads.texts import TokenCounter
 
 TOOL_S = 1.0
 FRAME = 4
@@ -62,7 +62,7 @@ def read(
     scales: Scales,
     notes: Notes,
     *,
-    count: Counter,
+    count: TokenCounter,
     tools: bool,
 ) -> list[ProgramShape]:
     """Return a program of this type for each conversation with a message of the assistant. Other
@@ -90,7 +90,7 @@ def read(
 
 
 def _turns(
-    messages: Sequence[_Message], notes: Notes, count: Counter, *, tools: bool
+    messages: Sequence[_Message], notes: Notes, count: TokenCounter, *, tools: bool
 ) -> Iterator[Turn]:
     prompt, answer, before = 0, None, None
     for message in messages:

@@ -11,10 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
-
-from agentrt.errors import ConfigError
 
 _FIRST = 1 << 41
 """The first token id. It is greater than all token ids of `agentrt.lab.engine.virtual.tokens`."""
@@ -111,7 +108,7 @@ English texts and of code.
 
 
 @dataclass(frozen=True, slots=True)
-class Counter:
+class TokenCounter:
     """A counter of the tokens of a text. ``rule`` describes for people how tokens are counted."""
 
     rule: str
@@ -121,24 +118,7 @@ class Counter:
         return self.count(text)
 
 
-def counter(tokenizer: str = "") -> Counter:
-    """Return a counter that uses a model's tokenizer. Without a tokenizer, the counter assumes
-    `CHARACTERS` characters per token.
-
-    Raises `ConfigError` if the tokenizer cannot be loaded.
-    """
-    if not tokenizer:
-        rule = f"calls whose tokens are estimated as {CHARACTERS} characters each"
-        return Counter(rule, lambda text: -(-len(text) // CHARACTERS))
-    from tokenizers import Tokenizer
-
-    file = Path(tokenizer, "tokenizer.json")
-    try:
-        if file.parent.is_dir():
-            encode = Tokenizer.from_file(str(file)).encode
-        else:
-            encode = Tokenizer.from_pretrained(tokenizer).encode
-    except Exception as error:  # tokenizers raises plain Exception
-        raise ConfigError(f"--tokenizer {tokenizer!r}: cannot be loaded: {error}") from error
-    rule = f"calls whose tokens are counted by the tokenizer of {tokenizer}"
-    return Counter(rule, lambda text: len(encode(text, add_special_tokens=False)))
+BY_CHARACTERS = TokenCounter(
+    f"calls whose tokens are estimated as {CHARACTERS} characters each",
+    lambda text: -(-len(text) // CHARACTERS),
+)

@@ -17,10 +17,11 @@ from pathlib import Path
 from agentrt.cli.streams import counted
 from agentrt.errors import ConfigError
 from agentrt.files import is_database
-from agentrt.lab.workloads import bfcl, dagfile, journals, messages, sessions, texts, timed
+from agentrt.lab.workloads import bfcl, dagfile, journals, messages, sessions, timed
 from agentrt.lab.workloads.fields import LocatedFields, Notes, read_objects
 from agentrt.lab.workloads.replay import UNSCALED, Scales
 from agentrt.lab.workloads.shape import ProgramShape
+from agentrt.lab.workloads.texts import BY_CHARACTERS, TokenCounter
 
 Reader = Callable[[Sequence[LocatedFields], str, Scales, Notes], list[ProgramShape]]
 """A function that reads the programs of one file. Its arguments are the objects of the file, the
@@ -69,7 +70,7 @@ def named(text: str, known: Container[str] = ()) -> tuple[str, Path] | None:
     return None
 
 
-def _readers(count: texts.Counter) -> Mapping[str, Reader]:
+def _readers(count: TokenCounter) -> Mapping[str, Reader]:
     return {
         "sessions": sessions.read,
         "dags": dagfile.read,
@@ -121,14 +122,14 @@ def read_programs(
     path: str | os.PathLike[str],
     *,
     as_format: str = "",
-    tokenizer: str = "",
+    count: TokenCounter = BY_CHARACTERS,
     scales: Scales = UNSCALED,
 ) -> Trace:
     """Read the programs of a file, or of the files in a folder, in the order of the files. Multiply
     the numbers of tokens and the gaps (the pauses between calls) of the programs by ``scales``.
 
-    ``as_format`` is one of `FORMATS`; by default, the first entry decides. ``tokenizer`` is the
-    model whose tokenizer counts the tokens of texts.
+    ``as_format`` is one of `FORMATS`; by default, the first entry decides. ``count`` counts the
+    tokens of texts.
 
     In journals and the formats ``dags`` and ``sessions``, a prompt cannot become shorter than the
     earlier prompt and output that it contains. So contexts reach their scaled length only if
@@ -146,7 +147,7 @@ def read_programs(
     if is_database(source):
         as_format, programs = JOURNAL, journals.read(source, scales, notes)
     else:
-        readers = _readers(texts.counter(tokenizer))
+        readers = _readers(count)
         for file, leaving_out in _files(source, notes):
             with leaving_out:
                 as_format, entries = _of_one_format(read_objects(file, notes), as_format, notes)

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, models, pre_tokenizers
 
 from agentrt.cli.app import call
 from agentrt.errors import ConfigError
@@ -199,17 +198,6 @@ def test_what_mini_swe_agent_measured_is_taken(tmp_path: Path) -> None:
     assert lengths(program) == [(500, 30), (520, 40)]
     assert [one.gap_s for one in program.calls] == [0, 2.5]
     assert [one.extends for one in program.calls] == [None, 0]
-
-
-def test_a_tokenizer_counts_if_one_is_named(tmp_path: Path) -> None:
-    words = Tokenizer(models.WordLevel({"x": 0, "?": 1}, unk_token="?"))
-    words.pre_tokenizer = pre_tokenizers.Whitespace()
-    words.save(str(tmp_path / "tokenizer.json"))
-    talk = {"id": "c", "messages": [says("user", "x x x"), says("assistant", "x y")]}
-    path = lines(tmp_path / "s.jsonl", talk)
-    assert lengths(only(path, tokenizer=str(tmp_path))) == [(7, 6)]
-    with pytest.raises(ConfigError, match=r"--tokenizer '.*/s.jsonl': "):
-        read_programs(path, tokenizer=str(path))
 
 
 # -- BFCL ----------------------------------------------------------------------------------
