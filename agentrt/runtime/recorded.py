@@ -9,6 +9,9 @@ All nodes are treated alike. `Recorded._enter` makes the record of a node.
 Otherwise, it runs the node and records the result. Results are returned in the recorded order.
 `Recorded._stream` does the same for streamed calls, and `Recorded.at_once` does the same for nodes
 that return at once.
+
+The stored forms in this module, such as `Broken`, are in journals under the name of this module.
+Under another module name, journals of earlier versions could not be read.
 """
 
 from __future__ import annotations
