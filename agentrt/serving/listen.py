@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import uvicorn
+from starlette.datastructures import URL
 from starlette.responses import (
     HTMLResponse,
     JSONResponse,
@@ -30,7 +31,7 @@ from starlette.responses import (
     RedirectResponse,
     Response,
 )
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from agentrt.errors import ConfigError
 from agentrt.serving._compat import EmbeddedServer, SocketProtocol, TimeoutProtocol, bounded
@@ -247,7 +248,37 @@ class BelowPath:
             if scope["path"].startswith(f"{root}/"):
                 scope["path"] = scope["path"].removeprefix(root)
                 scope["raw_path"] = scope["raw_path"].removeprefix(root.encode())
-        await self._app(scope, receive, send)
+        await self._app(scope, receive, self._redirecting(scope, send))
+
+    def _redirecting(self, scope: Scope, send: Send) -> Send:
+        """Return ``send``, wrapped so that a redirect from a path with a slash at its end to the
+        path without it, or the reverse, stays below ``root``.
+
+        Starlette's routers make these redirects, and build the URL from the rest of the path. The
+        client may be at a proxy that offers only the paths below ``root``.
+        """
+
+        async def send_below(message: Message) -> None:
+            if message["type"] == "http.response.start" and message["status"] == 307:
+                path = scope["path"]
+                for other in (path.rstrip("/"), f"{path}/"):
+                    inside, below = _location(scope, other), _location(scope, self._root + other)
+                    message = {
+                        **message,
+                        "headers": [
+                            below if tuple(header) == inside else header
+                            for header in message["headers"]
+                        ],
+                    }
+            await send(message)
+
+        return send_below if scope["type"] == "http" else send
+
+
+def _location(scope: Scope, path: str) -> tuple[bytes, bytes]:
+    """Return the header with which Starlette redirects a request to another path."""
+    url = str(URL(scope={**scope, "path": path}))
+    return b"location", RedirectResponse(url).headers["location"].encode("latin-1")
 
 
 @contextlib.contextmanager

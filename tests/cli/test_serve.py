@@ -323,6 +323,10 @@ def test_a_server_below_a_path(write: Write) -> None:
             assert httpx.get(f"{base}/health", timeout=WAIT_S).json() == {"status": "ok"}
             about = httpx.get(f"{base}/a2a/one/.well-known/agent-card.json", timeout=WAIT_S)
             assert url in str(about.json())
+            slash = httpx.get(f"{base}/health/?a=b", timeout=WAIT_S)
+            assert (slash.status_code, slash.headers["location"]) == (307, f"{url}/health?a=b")
+            slash = httpx.post(f"{base}/v1/programs/one/runs/", json={}, timeout=WAIT_S)
+            assert slash.headers["location"] == f"{url}/v1/programs/one/runs"
         page = httpx.get(url, follow_redirects=True, timeout=WAIT_S)
         assert (page.status_code, str(page.url)) == (200, f"{url}/")
         assert httpx.get(f"{url}x/health", timeout=WAIT_S).status_code == 404
