@@ -11,10 +11,11 @@ from typing import Any, Protocol, cast
 from urllib.parse import urlencode
 
 from fastapi import FastAPI
+from starlette.datastructures import URL
 from starlette.exceptions import HTTPException
 from starlette.formparsers import MultiPartException
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse
+from starlette.responses import JSONResponse, RedirectResponse
 from starlette.routing import Match
 from starlette.types import Message, Receive, Scope, Send
 
@@ -70,6 +71,8 @@ _CLIENTS = (
 )
 _OPERATORS = ("/v1/load_lora_adapter", "/v1/unload_lora_adapter")
 """Routes for operators only. vLLM has them if VLLM_ALLOW_RUNTIME_LORA_UPDATING is set."""
+_BASES = ("base_model_name", "model")
+"""The fields of a request to one of these routes that name the adapter's model."""
 _POOLING = (
     *("/v1/embeddings", "/v2/embed", "/pooling", "/classify"),
     *("/score", "/v1/score", "/rerank", "/v1/rerank", "/v2/rerank"),
@@ -156,6 +159,7 @@ class FrontendApp:
         self.paths = set().union(*self._paths_of.values())
         self._store = ResponseStore(server.runtime.now, lambda: server.response_rows)
         self._sockets: set[ResponseSocket] = set()
+        self._adapters = asyncio.Lock()
         server.at_drain.append(self._drain)
         self._models_of: dict[int, Model] = {}
         for front in fronts:
@@ -171,14 +175,20 @@ class FrontendApp:
             return
         request = Request(scope, receive)
         path = scope["path"]
-        if path not in self.paths and not is_public(path, operator=scope["state"]["operator"]):
+        is_operator = scope["state"]["operator"]
+        if path not in self.paths and not any(
+            is_public(spelt, operator=is_operator) for spelt in (path, path.rstrip("/"))
+        ):
             if (refusal := self.wrong_url(scope["method"], path)) is None:
                 raise HTTPException(404, "Not Found")
             await refusal(scope, receive, send)
             return
         try:
-            self._check_route(scope)
-            await self._serve(request, receive, send)
+            if (redirect := self._check_route(scope)) is not None:
+                await redirect(scope, receive, send)
+                return
+            serve = self._change_adapters if path in _OPERATORS else self._serve
+            await serve(request, receive, send)
         except ClientDisconnect:
             return
         except (HTTPException, AgentrtError) as error:
@@ -187,33 +197,38 @@ class FrontendApp:
             refusal = JSONResponse(in_form_of(scope["path"], body), status, headers)
             await refusal(scope, receive, send)
 
-    def _check_route(self, scope: Scope) -> None:
-        """Raise `HTTPException` with status 404 for a path that no front end has, and with status
-        405 for a method that the path does not have. Such a request is no call of a program.
+    def _check_route(self, scope: Scope) -> RedirectResponse | None:
+        """Return None for a path and method that a front end has. For a path that has a slash at
+        its end, and that a front end has without this slash, return the redirect of vLLM's server.
+
+        Raises `HTTPException` with status 404 for a path that no front end has, and with status 405
+        for a method that the path does not have. None of these requests is a call of a program.
         """
         path, method = scope["path"], scope["method"]
         if method == "POST" and path in _GENERATING and path in self.paths:
-            return  # usual, and cheaper than to match routes
+            return None  # usual, and cheaper than to match routes
         is_own = method == "GET" and (path == _MODELS or path.startswith(f"{_MODELS}/"))
         is_own |= method == "POST" and path == _COMPACT
         is_response = path.startswith(_OF_RESPONSES) and "/" not in path[len(_OF_RESPONSES) :]
         is_own |= method == "DELETE" and is_response
-        # vLLM redirects a path with a slash at its end to the path without this slash.
-        if is_own or not self._fronts or path.endswith("/"):
-            return
+        if is_own or not self._fronts:
+            return None
         methods = set[str]()
+        without_slash = {**scope, "path": path.rstrip("/")}
         for route in (route for front in self._fronts for route in front.app.routes):
             match, _ = route.matches(scope)
             if match is Match.FULL:
-                return
+                return None
             if match is Match.PARTIAL:
                 methods |= getattr(route, "methods", None) or set()
+            elif path.endswith("/") and route.matches(without_slash)[0] is not Match.NONE:
+                return RedirectResponse(str(URL(scope=without_slash)))
         if methods:
             methods |= {"DELETE"} if is_response else set()
             allowed = {"allow": ", ".join(sorted(methods))}
             raise HTTPException(405, f"{method} {path}: method not allowed", allowed)
         if path in (*_GENERATING, *_POOLING):
-            return  # `_check_path` says what the model can do
+            return None  # `_check_path` says what the model can do
         raise HTTPException(404, f"{method} {path}: not found{self._way_from(path)}")
 
     def wrong_url(self, method: str, path: str) -> JSONResponse | None:
@@ -261,7 +276,7 @@ class FrontendApp:
             return
         read = await body_of(request, receive)
         body = (read.body or b"") if request.method == "POST" else b""
-        kind = request.scope["state"]["headers"].get(b"content-type", b"").decode("latin-1").lower()
+        kind = _kind(request)
         fields = _fields(kind, body)
         if len(body) > LONG:
             await pause()
@@ -318,7 +333,7 @@ class FrontendApp:
     async def _own_answer(self, path: str) -> JSONResponse | None:
         """Return the answer to a request that reads a path of this server's own, or None."""
         if path == _MODELS or path.startswith(f"{_MODELS}/"):
-            return JSONResponse(await self._models(path.removeprefix(_MODELS).strip("/")))
+            return JSONResponse(await self._models(path.removeprefix(_MODELS).removeprefix("/")))
         if path == _LOAD and self._fronts:
             # vLLM counts only with --enable-server-load-tracking.
             load = sum(front.app.state.server_load_metrics for front in self._fronts)
@@ -451,6 +466,45 @@ class FrontendApp:
         names = ", ".join(name for front in self._fronts for name in front.names)
         raise NotServedError(f"this server does not serve model {model!r}; it serves {names}")
 
+    async def _change_adapters(self, request: Request, receive: Receive, send: Send) -> None:
+        """Let vLLM load the LoRA adapter that a request names, or unload it."""
+        scope, read = request.scope, await body_of(request, receive)
+        fields = _fields(_kind(request), read.body or b"")
+        handed = {name: value for name, value in fields.items() if name not in _BASES}
+        # vLLM's front ends do not see each other's names: two must not load one name at once.
+        async with self._adapters:
+            front = self._front_of_adapter(scope["path"], scope["state"]["tenant"], fields)
+            if (known := self._known.get(id(front))) is not None:
+                known.check(scope["path"], handed)
+            self._server.tenants.ask(scope["state"]["tenant"])
+            await front.app(_handed_on(scope, handed), read, send)
+
+    def _front_of_adapter(self, path: str, tenant: str, fields: Mapping[str, Any]) -> HTTPFrontend:
+        """Return the front end that loads or unloads the LoRA adapter of a request.
+
+        ``base_model_name`` names the adapter's model, as in vLLM's ``--lora-modules``, and
+        ``model`` does the same. Without these fields, it is the model that has an adapter of this
+        name, or else the first model.
+
+        Raises `ApiError` if another model has the name of the adapter to load, and `NotServedError`
+        for an unknown model.
+        """
+        name = fields.get("lora_name")
+        owner = next((front for front in self._fronts if name in front.names), None)
+        named = (fields.get(field) for field in _BASES)
+        base = next((base for base in named if isinstance(base, str) and base), None)
+        if base is None:
+            return owner or self._front(path, tenant, None)
+        front = self._front(path, tenant, base)
+        front.served_as(base)
+        if path == _OPERATORS[0] and owner is not None and owner is not front:
+            text = (
+                f"lora_name: {name!r} is already the name of model {owner.names[0]!r}, or of an "
+                "adapter of this model; choose another name"
+            )
+            raise ApiError(400, text, param="lora_name", code="name_taken")
+        return front
+
     def _check_path(self, path: str, front: HTTPFrontend) -> None:
         """Raise `ApiError` 404 if a model cannot do what ``path`` asks for, such as embeddings."""
         paths = self._paths_of[id(front)]
@@ -467,7 +521,9 @@ class FrontendApp:
 
     async def _models(self, name: str) -> dict[str, Any]:
         """Return the list of all models and adapters if ``name`` is empty; otherwise return the
-        card of the model or adapter called ``name``. Raises `NotServedError` for an unknown name.
+        card of the model or adapter called ``name``, which may also be a name that requests may use
+        and the list does not have, such as the model's folder. Raises `NotServedError` for an
+        unknown name.
 
         Each card has the fields of several vendors' APIs, so that every client finds the fields of
         its own API.
@@ -482,10 +538,14 @@ class FrontendApp:
             first, last = (cards[0]["id"], cards[-1]["id"]) if cards else (None, None)
             page = {"has_more": False, "first_id": first, "last_id": last}  # as at Anthropic
             return {"object": "list", "data": cards, **page}
-        for card in cards:
-            if card["id"] == name:
-                return card
-        served = ", ".join(card["id"] for card in cards)
+        by_name = {card["id"]: card for card in reversed(cards)}
+        for spelt in (name, name.rstrip("/")):
+            if spelt in by_name:
+                return by_name[spelt]
+            for front in self._fronts:
+                with contextlib.suppress(NotServedError):
+                    return by_name[front.served_as(spelt)]
+        served = ", ".join(by_name)
         raise NotServedError(f"this server does not serve model {name!r}; it serves {served}")
 
 
@@ -506,6 +566,12 @@ def _described(card: Mapping[str, Any], front: HTTPFrontend) -> dict[str, Any]:
     if card.get("root"):  # vLLM would show the local folder that the model was loaded from
         described["root"] = display_name(card["root"])
     return described
+
+
+def _kind(request: Request) -> str:
+    """Return the content type of a request in lower case."""
+    headers: Mapping[bytes, bytes] = request.scope["state"]["headers"]
+    return headers.get(b"content-type", b"").decode("latin-1").lower()
 
 
 def _fields(kind: str, body: bytes) -> Mapping[str, Any]:

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import pytest
+import pytest_asyncio
 from anthropic.types import ModelInfo
 from fastapi import FastAPI, Form, Request
 
 from agentrt import Runtime
+from agentrt.engines import ReplicaSet
 from agentrt.errors import NotServedError
 from agentrt.executors.chat_api import FrontProfile
+from agentrt.executors.vllm.default_model import embedded_model
+from agentrt.router import make_router
 from agentrt.serving.chat import api as chat_page
 from agentrt.serving.frontend.dispatch import FrontendApp, fronts_of
 from agentrt.serving.frontend.responses import CURRENT_REQUEST
@@ -25,6 +31,7 @@ from agentrt.serving.programs.api import api as programs
 from agentrt.serving.server import Server
 from agentrt.serving.tenants import Tenants
 from tests.doubles.scripted import ScriptedExecutor
+from tests.doubles.scripted_engine import ScriptedEngine
 from tests.serving.watchdog import opened_app
 
 
@@ -72,6 +79,11 @@ class Front:
             body = await request.json()
             asked = request.headers["x-request-id"], CURRENT_REQUEST.get().tenant
             return {"front": names[0], "body": body, "asked": asked, "choices": []}
+
+        @app.post("/rerank")
+        @app.post("/sleep")
+        async def rerank() -> Any:
+            return {"front": names[0]}
 
         @app.post("/v1/responses")
         async def respond(request: Request) -> Any:
@@ -125,6 +137,92 @@ async def test_a_request_goes_to_the_front_end_of_its_model() -> None:
             assert "it serves big, big-adapter, small" in refused.json()["error"]["message"]
 
 
+@pytest_asyncio.fixture
+async def loads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[tuple[httpx.AsyncClient, list[tuple[str, str]]]]:
+    """A client of two models into which adapters can be loaded, and the loads of adapters."""
+    monkeypatch.setenv("VLLM_ALLOW_RUNTIME_LORA_UPDATING", "1")
+    loaded: list[tuple[str, str]] = []
+
+    class Loading(ScriptedEngine):
+        async def add_adapter(self, model: str, adapter: Any) -> None:
+            loaded.append((Path(model).name, adapter.lora_name))
+
+    model = embedded_model(lambda message: None)
+    for name in ("big", "small"):
+        (tmp_path / name).symlink_to(model, target_is_directory=True)
+    engines = [
+        Loading(lambda call: "", str(tmp_path / name), ("--enable-lora",))
+        for name in ("big", "small")
+    ]
+    replicas = ReplicaSet(lambda index: engines[index], 2, make_router("least-used"))
+    async with Runtime(replicas) as runtime:
+        server = Server(runtime, ("big", "small"), tenants=Tenants(time.monotonic))
+        fronts = fronts_of(await runtime.frontend())
+        async with (
+            opened_app(server, [programs], FrontendApp(server, fronts)) as app,
+            httpx.AsyncClient(
+                transport=httpx.ASGITransport(app), base_url="http://localhost"
+            ) as client,
+        ):
+            yield client, loaded
+
+
+@pytest.mark.engine
+async def test_an_adapter_is_loaded_into_the_model_that_the_request_names(
+    loads: tuple[httpx.AsyncClient, list[tuple[str, str]]],
+) -> None:
+    http, loaded = loads
+
+    async def load(name: str, **fields: Any) -> httpx.Response:
+        return await http.post(
+            "/v1/load_lora_adapter", json={"lora_name": name, "lora_path": "/adapter", **fields}
+        )
+
+    assert (await load("sql")).status_code == 200, "without a name, into the first model"
+    assert (await load("art", base_model_name="small")).status_code == 200
+    assert (await load("law", model="small")).status_code == 200
+    assert (await load("art", load_inplace=True)).status_code == 200
+    small = [("small", "art"), ("small", "law"), ("small", "art")]
+    assert loaded == [("big", "sql"), *small]
+    unknown = await load("new", base_model_name="other")
+    assert unknown.status_code == 404
+    assert "'other'" in unknown.json()["error"]["message"]
+    cards = (await http.get("/v1/models")).json()["data"]
+    parents = {card["id"]: card["parent"] for card in cards}
+    assert parents == {"big": None, "sql": "big", "small": None, "art": "small", "law": "small"}
+    for name in ("art", "law"):
+        gone = await http.post("/v1/unload_lora_adapter", json={"lora_name": name})
+        assert gone.status_code == 200, gone.text
+    assert [card["id"] for card in (await http.get("/v1/models")).json()["data"]] == [
+        *("big", "sql", "small")
+    ]
+
+
+@pytest.mark.engine
+async def test_an_adapter_cannot_take_the_name_of_another_model(
+    loads: tuple[httpx.AsyncClient, list[tuple[str, str]]],
+) -> None:
+    http, loaded = loads
+    for fields in (
+        {"lora_name": "small"},
+        {"lora_name": "small", "base_model_name": "big"},
+        {"lora_name": "big", "model": "small", "load_inplace": True},
+    ):
+        body = {"lora_path": "/adapter", **fields}
+        refused = await http.post("/v1/load_lora_adapter", json=body)
+        assert refused.status_code == 400, refused.text
+        assert repr(fields["lora_name"]) in refused.json()["error"]["message"]
+    bodies = [
+        {"lora_name": "sql", "lora_path": "/adapter", "base_model_name": base}
+        for base in ("big", "small")
+    ]
+    answers = await asyncio.gather(*(http.post("/v1/load_lora_adapter", json=b) for b in bodies))
+    assert sorted(answer.status_code for answer in answers) == [200, 400]
+    assert len(loaded) == 1
+
+
 async def test_models_of_all_front_ends_are_listed() -> None:
     async with client() as http:
         listed = (await http.get("/v1/models")).json()["data"]
@@ -132,6 +230,29 @@ async def test_models_of_all_front_ends_are_listed() -> None:
         assert [model["root"] for model in listed] == ["big", "big-adapter", "small"], "no folder"
         small = (await http.get("/v1/models/small")).json()
         assert (small["id"], small["root"]) == ("small", "small")
+
+
+async def test_a_model_is_found_under_each_name_that_requests_may_use() -> None:
+    """A slash at the beginning is part of a name, such as a folder's, and is sent encoded."""
+    async with client() as http:
+        for name in ("%2Fvar%2Fmodels%2Fsmall", "/var/models/small", "small/"):
+            assert (await http.get(f"/v1/models/{name}")).json()["id"] == "small"
+        other = await http.get("/v1/models/%2Fvar%2Fmodels%2Fother")
+        assert other.status_code == 404
+        assert "'/var/models/other'" in other.json()["error"]["message"]
+
+
+async def test_a_slash_at_the_end_of_a_path_is_redirected_as_by_vllm() -> None:
+    async with client() as http:
+        for path in ("/v1/chat/completions", "/rerank", "/v1/embeddings"):
+            answer = await http.post(f"{path}/?a=b", json={"model": "small"})
+            assert answer.status_code == 307
+            assert answer.headers["location"] == f"http://localhost{path}?a=b"
+            assert "x-agentrt-run" not in answer.headers, "no call of a program"
+            followed = await http.post(f"{path}/", json={"model": "small"}, follow_redirects=True)
+            assert followed.json()["front"] == "small"
+        for path in ("/v1/poems/", "/poems/", "/sleep/"):
+            assert (await http.post(path, json={})).status_code == 404
 
 
 async def test_models_say_their_windows_to_clients_of_every_api() -> None:
