@@ -46,6 +46,10 @@ _PROBES = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 6}
 number of lost probes after which the connection is dead. A client that waits for an answer without
 streaming sends nothing, so only probes show that it has disappeared.
 """
+_OTHER_KEY = ("KEY_VALUES_MISMATCH", "KEY_TYPE_MISMATCH", "NO_CERTIFICATE_ASSIGNED")
+"""OpenSSL's reasons for a key that belongs to another certificate. The last means that the two are
+of different types, such as a key of RSA for a certificate of an elliptic curve.
+"""
 _SPARE_FILES = 256
 """File descriptors that are reserved for the engine, the database and the programs."""
 
@@ -79,6 +83,8 @@ class Certificate:
             why = "not a certificate with its key in PEM format"
             if not isinstance(error, ssl.SSLError):
                 why = (error.strerror or str(error)).lower()
+            elif error.reason in _OTHER_KEY:
+                why = "the key belongs to another certificate; name the certificate's own key"
             options = f"--ssl-certfile {self.chain}"
             if self.key is not None:
                 options += f", --ssl-keyfile {self.key}"

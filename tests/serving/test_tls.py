@@ -105,10 +105,17 @@ def test_files_that_cannot_be_used_are_refused_with_the_way_out(
     missing, junk, locked = (tmp_path / name for name in ("missing", "junk", "locked"))
     junk.write_text("no certificate")
     made(tmp_path / "chain", locked, "-passout", "pass:secret")
+    made(tmp_path / "other chain", tmp_path / "other", "-nodes")
+    rsa = tmp_path / "rsa"
+    subprocess.run(["openssl", "genrsa", "-out", str(rsa)], check=True, capture_output=True)
     cases = {
         Certificate(missing): f"--ssl-certfile {missing}: no such file",
         Certificate(junk): "not a certificate with its key in PEM format",
         Certificate(certificate.chain): "not a certificate with its key",
+        Certificate(
+            certificate.chain, tmp_path / "other"
+        ): "the key belongs to another certificate",
+        Certificate(certificate.chain, rsa): "the key belongs to another certificate",
         Certificate(tmp_path / "chain", locked): "the key has a password",
         Certificate(certificate.chain, locked.with_name("chain")): "not a certificate with its key",
         replace(certificate, authorities=missing): f"--ssl-ca-certs {missing}: no such file",
