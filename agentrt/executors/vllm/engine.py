@@ -75,6 +75,7 @@ from agentrt.executors.vllm.options import (
     check_model,
     config_fault,
     engine_args,
+    engine_config,
     offer_processors,
     prepare_environment,
     reports_logprobs,
@@ -356,14 +357,15 @@ class VLLMEngine(CoreClient):
         server = UsageContext.OPENAI_API_SERVER
         args = engine_args(self.options, self.model, on_gpu=on_gpu)
         try:
-            return args, args.create_engine_config(server)
+            return args, engine_config(args, self.options, server)
         except Exception as error:
             if self.options.host_memory != AUTO or not args.kv_offloading_size:
                 raise config_fault(self.model, error) from error
             refusal = error
-        without = engine_args(replace(self.options, host_memory=0.0), self.model, on_gpu=on_gpu)
+        options = replace(self.options, host_memory=0.0)
+        without = engine_args(options, self.model, on_gpu=on_gpu)
         try:
-            config = without.create_engine_config(server)
+            config = engine_config(without, options, server)
         except Exception as error:
             raise config_fault(self.model, error) from error
         _LOG.warning(

@@ -12,6 +12,7 @@ import re
 import textwrap
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
@@ -35,6 +36,7 @@ from agentrt.scheduler.config import SchedulerConfig
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
     from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.usage.usage_lib import UsageContext
 
 SCHEDULER = "agentrt.executors.vllm.engine_core.scheduler.ProgramScheduler"
 HOST_TIER = {
@@ -50,6 +52,8 @@ _HOST_FLAGS = ("kv_offloading_size", "kv_transfer_config")
 _LOG = logging.getLogger(__name__)
 
 _ON_CPU_CONTEXT = 4096
+_EXCEEDS_CONTEXT = "greater than the derived max_model_len"
+"""A part of the message with which vLLM refuses a `max_model_len`."""
 _HUB = "https://huggingface.co"
 _CLOSED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT)
 _GPUS = ("/dev/nvidiactl", "/dev/kfd")
@@ -198,6 +202,23 @@ def engine_args(options: EngineOptions, model: str, *, on_gpu: bool) -> AsyncEng
     if options.scheduler.retention != "lru":
         values |= _offloading(values)
     return AsyncEngineArgs(**values)
+
+
+def engine_config(args: AsyncEngineArgs, options: EngineOptions, usage: UsageContext) -> VllmConfig:
+    """Return vLLM's configuration for ``args``, which `engine_args` made of ``options``.
+
+    Only vLLM knows the context of every model: `config.json` has it under one of many names, and
+    files of the tokenizer or of a sentence transformer may lower it. If agentrt's default for a CPU
+    exceeds the context, the engine gets the whole context. Raises vLLM's errors.
+    """
+    whole = copy(args)  # before vLLM changes the arguments
+    whole.max_model_len = None
+    try:
+        return args.create_engine_config(usage)
+    except ValueError as error:
+        if "max_model_len" in given_flags(options.flags) or _EXCEEDS_CONTEXT not in str(error):
+            raise
+    return whole.create_engine_config(usage)
 
 
 def _scheduling(options: EngineOptions, extra: Any) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -178,3 +179,28 @@ async def test_a_tool_server_that_does_not_answer_is_named(tmp_path: Path) -> No
 def test_a_context_length_that_cannot_be_read_is_left_to_vllm(tmp_path: Path, config: str) -> None:
     (tmp_path / "config.json").write_text(config, "utf-8")
     assert engine_args(EngineOptions(), str(tmp_path), on_gpu=False).max_model_len == 4096
+
+
+@pytest.mark.parametrize(
+    ("name", "field", "flags"),
+    [
+        ("config.json", "max_target_positions", ()),
+        ("config.json", "n_positions", ()),
+        ("sentence_bert_config.json", "max_seq_length", ("--runner", "pooling")),
+    ],
+)
+def test_a_model_with_a_short_context_gets_this_context_on_a_cpu(
+    tmp_path: Path, name: str, field: str, flags: tuple[str, ...]
+) -> None:
+    """Only vLLM knows all places that limit the context, such as Whisper's, GPT-2's and that of a
+    sentence transformer. A limit of the user that exceeds the context is refused.
+    """
+    file = tiny_model(tmp_path) / name
+    config = json.loads(file.read_text("utf-8")) if file.exists() else {"do_lower_case": False}
+    file.write_text(json.dumps({**config, field: 448}), "utf-8")
+    options = EngineOptions(str(tmp_path), flags=flags)
+    _, whole = VLLMEngine(options)._configured(on_gpu=False)
+    assert whole.model_config.max_model_len == 448
+    longer = replace(options, flags=(*flags, "--max-model-len", "449"))
+    with pytest.raises(ConfigError, match="max_model_len"):
+        VLLMEngine(longer)._configured(on_gpu=False)
