@@ -155,6 +155,10 @@ _EVENTS = re.compile(
 events are, and otherwise whole.
 """
 _ENDS = {MESSAGES: b'"stop_reason":"', RESPONSES: b""}
+_AUDIO = "/v1/audio/"
+"""The paths whose answers are no messages of a chat. Their streams end each part of the audio as
+other streams end a choice.
+"""
 _END = b'"finish_reason":"'
 _LAST = re.compile(rb"^event: response\.(?:completed|incomplete|failed)\b", re.MULTILINE)
 
@@ -193,6 +197,8 @@ class AnswerReader:
 
     def feed(self, events: bytes) -> None:
         """Parse the next complete events of a stream."""
+        if self._path.startswith(_AUDIO):
+            return
         if self._path == RESPONSES:
             self.is_over |= _LAST.search(events) is not None
             if self.id and not self.is_over:

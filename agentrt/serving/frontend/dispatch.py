@@ -77,6 +77,7 @@ _POOLING = (
     *("/v1/embeddings", "/v2/embed", "/pooling", "/classify"),
     *("/score", "/v1/score", "/rerank", "/v1/rerank", "/v2/rerank"),
 )
+_SPEECH = ("/v1/audio/transcriptions", "/v1/audio/translations")
 _GENERATING = ("/v1/chat/completions", "/v1/completions", RESPONSES, MESSAGES)
 _NO_CALLS = (
     *("/tokenize", "/detokenize", "/v1/messages/count_tokens", *_OPERATORS),
@@ -227,7 +228,7 @@ class FrontendApp:
             methods |= {"DELETE"} if is_response else set()
             allowed = {"allow": ", ".join(sorted(methods))}
             raise HTTPException(405, f"{method} {path}: method not allowed", allowed)
-        if path in (*_GENERATING, *_POOLING):
+        if path in (*_GENERATING, *_POOLING, *_SPEECH):
             return None  # `_check_path` says what the model can do
         raise HTTPException(404, f"{method} {path}: not found{self._way_from(path)}")
 
@@ -290,7 +291,9 @@ class FrontendApp:
                 await answer(request.scope, request.receive, send)
                 return
             send = _edited(kept, request, send)
-        model = await _model(request, read, kind, fields)
+        form = await _form(request, read, kind)
+        model = form.get("model", fields.get("model"))
+        model = model if isinstance(model, str) else None
         front = self._front(path, tenant, model)
         self._check_path(path, front)
         if (known := self._known.get(id(front))) is not None:
@@ -318,7 +321,9 @@ class FrontendApp:
                 if len(body) > LONG:
                     await pause()
                 exchange = Exchange(
-                    *(self._server, self._store, self._tries, tenant, path, fields, chat),
+                    *(self._server, self._store, self._tries, tenant, path),
+                    {**fields, **_form_options(form)} if form else fields,
+                    chat,
                     prepared.edit,
                     prepared.before,
                     served,
@@ -508,11 +513,15 @@ class FrontendApp:
     def _check_path(self, path: str, front: HTTPFrontend) -> None:
         """Raise `ApiError` 404 if a model cannot do what ``path`` asks for, such as embeddings."""
         paths = self._paths_of[id(front)]
-        if path in paths or path not in (*_GENERATING, *_POOLING):
+        apis = (*_GENERATING, *_POOLING, *_SPEECH)
+        if path in paths or path not in apis:
             return
-        generates = any(each in paths for each in _GENERATING)
-        does = "generates text" if generates else "generates no text"
-        able = ", ".join(each for each in (*_GENERATING, *_POOLING) if each in paths)
+        does = "generates no text"
+        if paths.intersection(_GENERATING):
+            does = "generates text"
+        elif paths.intersection(_SPEECH):
+            does = "turns speech into text"
+        able = ", ".join(each for each in apis if each in paths)
         raise ApiError(
             404,
             f"model {front.names[0]!r} {does}, and has no {path}; it has {able}",
@@ -589,21 +598,23 @@ def _fields(kind: str, body: bytes) -> Mapping[str, Any]:
     return with_plain_values(fields) if isinstance(fields, dict) else {}
 
 
-async def _model(
-    request: Request, read: ReadBody, kind: str, fields: Mapping[str, Any]
-) -> str | None:
-    """Return the model that a request names in its JSON or form; None if it names no model, or if
-    the form is damaged, which vLLM refuses.
+async def _form(request: Request, read: ReadBody, kind: str) -> Mapping[str, str]:
+    """Return the fields of a form, without its files. Empty if the body is not a form, or if the
+    form is damaged, which vLLM refuses.
     """
-    model = fields.get("model")
-    if kind.startswith("multipart/"):
-        own = ReadBody(whole(read.body or b""), read.rest)  # vLLM reads the form, too
-        try:
-            async with Request(request.scope, own).form() as form:
-                model = form.get("model")
-        except MultiPartException:
-            return None
-    return model if isinstance(model, str) else None
+    if not kind.startswith("multipart/"):
+        return {}
+    own = ReadBody(whole(read.body or b""), read.rest)  # vLLM reads the form, too
+    try:
+        async with Request(request.scope, own).form() as form:
+            return {name: value for name, value in form.items() if isinstance(value, str)}
+    except MultiPartException:
+        return {}
+
+
+def _form_options(form: Mapping[str, str]) -> dict[str, bool]:
+    """Return the options of a form on which the way of its answer depends, as JSON has them."""
+    return {"stream": form.get("stream", "").lower() in _TRUE}
 
 
 def _model_of(front: HTTPFrontend, responses: Any) -> Model:

@@ -17,6 +17,7 @@ import pytest
 import pytest_asyncio
 from anthropic.types import ModelInfo
 from fastapi import FastAPI, Form, Request
+from fastapi.responses import StreamingResponse
 
 from agentrt import Runtime
 from agentrt.engines import ReplicaSet
@@ -96,10 +97,24 @@ class Front:
             return {"front": names[0], "kept": responses.response_store.get(name)}
 
         @app.post("/v1/audio/transcriptions")
-        async def transcribe(model: str = Form()) -> Any:
+        async def transcribe(model: str = Form(), stream: bool = Form(False)) -> Any:
+            if stream:
+                await may_transcribe.wait()
+                return StreamingResponse(iter(TRANSCRIPT), media_type="text/event-stream")
             return {"front": names[0], "model": model}
 
         return cls(app, names)
+
+
+TRANSCRIPT = [
+    f'data: {{"id":"a","object":"transcription.chunk","created":1,"model":"small","choices":'
+    f'[{{"delta":{{"content":"{text}"}},"finish_reason":{end},"stop_reason":null}}]}}\n\n'
+    for text, end in (("one ", "null"), ("two", '"stop"'), ("three ", "null"), ("four", '"stop"'))
+]
+"""vLLM's stream of an audio of two parts. Its choices have no index."""
+TRANSCRIPT.append("data: [DONE]\n\n")
+may_transcribe = asyncio.Event()
+may_transcribe.set()
 
 
 @asynccontextmanager
@@ -272,6 +287,91 @@ async def test_a_form_names_its_model_too() -> None:
         at = "/v1/audio/transcriptions"
         sent = await http.post(at, data={"model": "small"}, files=files)
         assert sent.json() == {"front": "small", "model": "small"}
+
+
+async def test_a_transcript_is_streamed_to_its_end() -> None:
+    async with client() as http:
+        fields = {"model": "small", "stream": "True"}
+        files = {"file": ("a.wav", b"RIFF")}
+        sent = await http.post("/v1/audio/transcriptions", data=fields, files=files)
+        assert sent.text == "".join(TRANSCRIPT)
+
+
+async def test_a_streamed_transcript_that_waits_begins_as_a_stream(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A form says that it wants a stream, too: the head is not that of early JSON."""
+    held = asyncio.Event()
+    monkeypatch.setattr(f"{__name__}.may_transcribe", held)
+    sent: list[Any] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+        held.set()
+
+    body = b"".join(
+        b'--x\r\nContent-Disposition: form-data; name="%b"\r\n\r\n%b\r\n' % field
+        for field in ((b"model", b"small"), (b"stream", b"true"))
+    )
+    messages = iter([{"type": "http.request", "body": body + b"--x--\r\n", "more_body": False}])
+
+    async def receive() -> Any:
+        if (message := next(messages, None)) is None:
+            await asyncio.Event().wait()
+        return message
+
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "scheme": "http",
+        "http_version": "1.1",
+        "path": "/v1/audio/transcriptions",
+        "raw_path": b"/v1/audio/transcriptions",
+        "query_string": b"",
+        "root_path": "",
+        "client": ("127.0.0.1", 1),
+        "server": ("localhost", 80),
+        "headers": [
+            (b"host", b"localhost"),
+            (b"content-type", b"multipart/form-data; boundary=x"),
+        ],
+    }
+    async with Runtime(ScriptedExecutor()) as runtime:
+        server = Server(runtime, ("small",), keep_alive_s=0.01, early_s=0.01)
+        async with opened_app(server, [], FrontendApp(server, [Front.of("small")])) as app:
+            async with asyncio.timeout(60):
+                await app(scope, receive, send)
+    assert (b"content-type", b"text/event-stream; charset=utf-8") in sent[0]["headers"]
+    events = b"".join(message["body"] for message in sent[1:])
+    assert events.startswith(b": ")
+    assert events.endswith("".join(TRANSCRIPT).encode())
+
+
+async def test_what_a_speech_model_can_do_is_named() -> None:
+    async with Runtime(ScriptedExecutor()) as runtime:
+        server = Server(runtime, ("ear", "big"))
+        app = FastAPI()
+        app.add_api_route("/v1/audio/transcriptions", lambda: None, methods=["POST"])
+        ear = Front(app, ("ear",))
+        text = Front.of("text")
+        text.app.router.routes[:] = [
+            route for route in text.app.routes if "audio" not in getattr(route, "path", "")
+        ]
+        async with (
+            opened_app(server, [], FrontendApp(server, [ear, text])) as opened,
+            httpx.AsyncClient(
+                transport=httpx.ASGITransport(opened), base_url="http://localhost"
+            ) as http,
+        ):
+            refused = await http.post("/v1/chat/completions", json={"model": "ear"})
+            says = (
+                "turns speech into text, and has no /v1/chat/completions; it has /v1/audio/transc"
+            )
+            assert says in refused.json()["error"]["message"]
+            form = {"data": {"model": "text"}, "files": {"file": ("a.wav", b"RIFF")}}
+            refused = await http.post("/v1/audio/transcriptions", **form)
+            says = "'text' generates text, and has no /v1/audio/transcriptions; it has /v1/chat/"
+            assert says in refused.json()["error"]["message"]
 
 
 async def test_a_content_type_may_have_any_case() -> None:
