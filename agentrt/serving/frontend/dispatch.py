@@ -547,14 +547,14 @@ class FrontendApp:
             first, last = (cards[0]["id"], cards[-1]["id"]) if cards else (None, None)
             page = {"has_more": False, "first_id": first, "last_id": last}  # as at Anthropic
             return {"object": "list", "data": cards, **page}
-        by_name = {card["id"]: card for card in reversed(cards)}
+        by_name: dict[str, dict[str, Any]] = {card["id"]: card for card in reversed(cards)}
         for spelt in (name, name.rstrip("/")):
             if spelt in by_name:
                 return by_name[spelt]
             for front in self._fronts:
                 with contextlib.suppress(NotServedError):
                     return by_name[front.served_as(spelt)]
-        served = ", ".join(by_name)
+        served = ", ".join(card["id"] for card in cards)
         raise NotServedError(f"this server does not serve model {name!r}; it serves {served}")
 
 

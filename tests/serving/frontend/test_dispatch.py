@@ -368,8 +368,9 @@ async def test_what_a_speech_model_can_do_is_named() -> None:
                 "turns speech into text, and has no /v1/chat/completions; it has /v1/audio/transc"
             )
             assert says in refused.json()["error"]["message"]
-            form = {"data": {"model": "text"}, "files": {"file": ("a.wav", b"RIFF")}}
-            refused = await http.post("/v1/audio/transcriptions", **form)
+            files = {"file": ("a.wav", b"RIFF")}
+            at = "/v1/audio/transcriptions"
+            refused = await http.post(at, data={"model": "text"}, files=files)
             says = "'text' generates text, and has no /v1/audio/transcriptions; it has /v1/chat/"
             assert says in refused.json()["error"]["message"]
 
