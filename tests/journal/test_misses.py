@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -219,3 +221,37 @@ def test_without_texts_the_engine_alone_tells(tmp_path: Path) -> None:
         content="none",
     )
     assert [(miss.node, miss.verdict, miss.at) for miss in found] == [("0#1", "evicted", 0)]
+
+
+def python_calls_of_long_chat(path: Path, turns: int) -> int:
+    """Explain the calls of a chat that grows by two messages a turn, recorded as differences.
+    Return how many functions written in Python were called for that.
+    """
+    made = Made(float(turns))
+    for at in range(turns):
+        before = {"$before": [[f"0#{at - 1}", 1, 0, 2 * at]]} if at else {}
+        asked = {**before, "messages": [{"role": "user", "content": f"question {at}"}]}
+        report, reply = computed(100 + at, 0), Reply(f"answer {at}")
+        made.node(f"0#{at}", "call", at, at + 0.5, report=report, asked=asked, reply=reply)
+    recorded, calls = made.read(path), 0
+
+    def count(frame: FrameType, event: str, value: object) -> None:
+        nonlocal calls
+        calls += event == "call"
+
+    profiler = sys.getprofile()
+    sys.setprofile(count)
+    try:
+        found = misses_of(recorded)
+    finally:
+        sys.setprofile(profiler)
+    assert found == [], "each prompt extends the prompt before it"
+    return calls
+
+
+def test_a_long_chat_is_not_read_message_by_message_for_each_call(tmp_path: Path) -> None:
+    """Twice as many turns are four times as many messages in prompts, but most of the messages are
+    those of the prompt before. (Each call is compared with at most 64 earlier calls.)
+    """
+    calls = [python_calls_of_long_chat(tmp_path / f"{turns}", turns) for turns in (200, 400)]
+    assert calls[1] < 3 * calls[0]

@@ -134,11 +134,15 @@ class _Chat(_Prompt):
         self._most = 0
 
     def common(self, earlier: _Chat) -> int:
-        count = common_length(earlier.whole, self.parts)
-        if count < self._most:  # another prompt is closer
+        most, whole = self._most, earlier.whole
+        # Most prompts that are less close are recognized without comparing all their messages.
+        if most and (len(whole) < most or whole[most - 1] != self.parts[most - 1]):
+            return 0
+        count = common_length(whole, self.parts)
+        if count < most:  # another prompt is closer
             return 0
         self._most, rest = count, self.parts[count:]
-        return sum(map(len, self.parts[:count])) + _common_text(earlier.whole[count:], rest)
+        return sum(map(len, self.parts[:count])) + _common_text(whole[count:], rest)
 
     def part(self, begin: int, end: int) -> str:
         shown, at = "", 0
@@ -301,14 +305,26 @@ class _Texts:
     """The texts of messages, with a single object for equal texts."""
 
     def __init__(self) -> None:
-        self._known: dict[int, tuple[Any, str]] = {}
+        self._known: dict[int, str] = {}
+        """The texts by the ids of their messages."""
+        self._messages: list[Mapping[str, Any]] = []
+        """The messages in ``_known``, kept alive so that their ids are not used again."""
         self._once: dict[str, str] = {}
 
-    def of(self, message: Mapping[str, Any]) -> str:
-        known = self._known.get(id(message))
-        if known is None:
-            known = self._known[id(message)] = message, self.once(_message(message))
-        return known[1]
+    def of(self, messages: Sequence[Any]) -> list[str]:
+        """Return the texts of messages. Values that are not messages are left out.
+
+        Each prompt of a growing chat has all messages of the prompt before it, so only new messages
+        may cost more than a lookup.
+        """
+        texts = [*map(self._known.get, map(id, messages))]
+        if None in texts:
+            for at in [at for at, text in enumerate(texts) if text is None]:
+                message = messages[at]
+                if isinstance(message, Mapping):
+                    texts[at] = self._known[id(message)] = self.once(_message(message))
+                    self._messages.append(message)
+        return [text for text in texts if text is not None]
 
     def once(self, text: str) -> str:
         return self._once.setdefault(text, text)
@@ -329,9 +345,7 @@ def _prompt(recorded: RecordedTime, stay: Stay, texts: _Texts) -> _Prompt | None
     reply = _reply(stay)
     if isinstance(ids, array):
         return _Ids(node, salt, ids, () if reply is None else reply.token_ids)
-    parts = [
-        texts.once(text) if isinstance(text, str) else texts.of(text) for text in _parts(request)
-    ]
+    parts = [*map(texts.once, _tools(request)), *texts.of(_messages(request))]
     answer = "" if reply is None else texts.once(_message(reply.message))
     return _Chat(node, salt, parts, answer)
 
@@ -347,20 +361,21 @@ def _reply(stay: Stay) -> Reply | None:
 
 def texts_of(request: Mapping[str, Any]) -> Iterator[str]:
     """Yield the texts of a chat request, tools first, as in most chat templates."""
-    for part in _parts(request):
-        yield part if isinstance(part, str) else _message(part)
+    yield from _tools(request)
+    for message in _messages(request):
+        if isinstance(message, Mapping):
+            yield _message(message)
 
 
-def _parts(request: Mapping[str, Any]) -> Iterator[str | Mapping[str, Any]]:
-    """Yield the tools of a request as text, and its messages."""
-    if tools := request.get("tools"):
-        yield f"[tools] {json.dumps(tools, ensure_ascii=False)}\n"
+def _tools(request: Mapping[str, Any]) -> Sequence[str]:
+    """Return the tools of a request as a single text; nothing if it has no tools."""
+    tools = request.get("tools")
+    return [f"[tools] {json.dumps(tools, ensure_ascii=False)}\n"] if tools else []
+
+
+def _messages(request: Mapping[str, Any]) -> Sequence[Any]:
     messages = request.get("messages")
-    yield from (
-        (message for message in messages or () if isinstance(message, Mapping))
-        if isinstance(messages, list)
-        else ()
-    )
+    return messages if isinstance(messages, list) else ()
 
 
 def _message(message: Mapping[str, Any]) -> str:
