@@ -127,10 +127,10 @@ class GraphPlan(Plan):
     def unused_answers(self, human: Human) -> int:
         return min(map(len, self._answers.values()), default=0)
 
-    def unfinished(self) -> list[str]:
+    def unfinished(self) -> list[tuple[str, str]]:
         if not self._is_lasting:
             return []
-        return [self._invocation.answering(thread, ()) for thread in self._live]
+        return [(thread, self._invocation.answering(thread, ())) for thread in self._live]
 
     @property
     def _is_lasting(self) -> bool:

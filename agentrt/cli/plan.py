@@ -105,9 +105,9 @@ class Plan:
         """
         return max(0, len(self.answers) - human.used)
 
-    def unfinished(self) -> list[str]:
-        """Return the commands that resume the programs that have started and not finished. A
-        program that only its journal can resume has no command of its own.
+    def unfinished(self) -> list[tuple[str, str]]:
+        """Return the thread of each program that has started and not finished, with the command
+        that resumes it. A program that only its journal can resume has no command of its own.
         """
         return []
 

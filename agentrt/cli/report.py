@@ -75,10 +75,12 @@ def tell_way_on(job: Job) -> None:
     if job.journal is not None and job.journal.options.content == "full":
         say(f"recorded so far: {job.journal.place}; the same command resumes the programs")
     commands = job.plan.unfinished()
-    for command in commands[:_FAULTS_SHOWN]:
+    for _, command in commands[:_FAULTS_SHOWN]:
         say(f"resume with: {command}")
-    if len(commands) > _FAULTS_SHOWN:
-        say(f"{len(commands) - _FAULTS_SHOWN} more threads can be resumed in the same way")
+    # All are named: their ids are random, and no command lists the threads of a checkpointer.
+    if rest := [thread for thread, _ in commands[_FAULTS_SHOWN:]]:
+        more = "1 more thread" if len(rest) == 1 else f"{len(rest)} more threads"
+        say(f"{more} can be resumed in the same way, with --thread: {' '.join(rest)}")
 
 
 def _print_results(runs: Sequence[Run]) -> None:

@@ -263,6 +263,41 @@ def test_what_ctrl_c_stopped_goes_on_from_its_last_checkpoint(
     assert value["results"] == [{"cups": 1, "seen": ["first", "second"]}]
 
 
+def test_each_thread_that_ctrl_c_stopped_is_named(
+    run_program: Run, command: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Of many threads, the first have their commands, and the others are named below."""
+    monkeypatch.chdir(tmp_path)
+    source = (
+        f"{HEAD}import asyncio, os, signal\n"
+        "waiting = 0\n"
+        "async def first(state: Tea) -> Tea:\n"
+        "    return {'seen': ['first']}\n"
+        "async def second(state: Tea) -> Tea:\n"
+        "    global waiting\n"
+        "    waiting += 1\n"
+        "    if not os.path.exists('stopped') and waiting == 5:\n"
+        "        open('stopped', 'w').close()\n"
+        "        os.kill(os.getpid(), signal.SIGINT)\n"
+        "    if not os.path.exists('resumed'):\n"
+        "        await asyncio.Event().wait()\n"
+        "    return {'seen': ['second']}\n"
+        "graph = chain(Tea, first, second)\n"
+    )
+    threads = ["--checkpointer", "sqlite:t.db", "--n", 5]
+    stopped = run_program(source, "--input", '{"cups": 1}', *threads)
+    *_, told, rest, _ = stopped.err.splitlines()
+    words, _, names = rest.partition(": ")
+    assert words == "2 more threads can be resumed in the same way, with --thread"
+    assert stopped.err.count("resume with: ") == 3
+    assert len({*names.split()}) == 2
+    (tmp_path / "resumed").touch()
+    *same, _ = shlex.split(told.partition(": ")[2])[1:]
+    for name in names.split():
+        value = command(*same, name, "--json").json
+        assert value["results"] == [{"cups": 1, "seen": ["first", "second"]}]
+
+
 def test_ctrl_c_while_the_engine_loads_names_no_thread(
     run_program: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
