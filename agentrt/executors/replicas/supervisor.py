@@ -296,7 +296,10 @@ class Supervisor:
             return delay
         except (Exception, asyncio.CancelledError) as error:  # tried again after any error
             _raise_own_cancellation(error)
-            return replica.died(error, time.monotonic(), self._backoff)
+            next_delay = replica.died(error, time.monotonic(), self._backoff)
+            if next_delay is not None:  # else `_end_start` reports that it was the last attempt
+                self._notice(f"{replica.name} has not started yet: {replica.last_error}")
+            return next_delay
         return None
 
     def _progressed(self, replica: Replica, message: str) -> None:
@@ -390,7 +393,6 @@ class Supervisor:
         if delay is None:
             await self._end_start(replica)
         else:
-            self._notice(f"{replica.name} has not started yet: {replica.last_error}")
             self._spawn(self._restart_after(replica, delay))
 
 

@@ -64,6 +64,7 @@ from agentrt.executors.vllm.lifetime import (
     check_on_hub,
     import_vllm,
     key_of,
+    quiet_limit_s,
     short_name,
     shut_down,
     shut_down_when_loaded,
@@ -84,7 +85,10 @@ from agentrt.executors.vllm.processes import (
     cpu_seconds,
     in_new_thread,
     interrupts_blocked,
+    kill,
+    processes_noted,
     script_left_out,
+    stalled,
 )
 from agentrt.executors.vllm.reports import read_report
 from agentrt.executors.weights import Weights
@@ -210,6 +214,8 @@ class CoreClient(Executor):
 
 _LOG = logging.getLogger(__name__)
 
+_END_S = 30.0
+"""Seconds for vLLM to notice that the processes of a loading engine were ended."""
 _SAVE_S = 5.0
 """Seconds for the engine core to write its history before it is shut down."""
 
@@ -292,13 +298,39 @@ class VLLMEngine(CoreClient):
     async def _loaded(self) -> AsyncLLM:
         """Load the engine in a thread. If this is cancelled, shut the engine down once it is
         loaded.
+
+        vLLM waits without limit for its processes to load the model. Raises `EngineStartError` if
+        they do nothing for too long, for example because they are suspended or blocked forever. A
+        start that works may take as long as it needs.
         """
-        loading = asyncio.ensure_future(in_new_thread(self._load))
+        pids: list[int] = []
+        limit_s = quiet_limit_s()
+
+        def load() -> AsyncLLM:
+            with processes_noted(pids):
+                return self._load()
+
+        loading = asyncio.ensure_future(in_new_thread(load))
+        stall = asyncio.ensure_future(stalled(pids, limit_s))
         try:
-            return await asyncio.shield(loading)
-        except asyncio.CancelledError:
+            await asyncio.wait([loading, stall], return_when=asyncio.FIRST_COMPLETED)
+            if loading.done():
+                return loading.result()
+            stall.result()
+            kill(pids)  # vLLM notices it, and the thread ends
+            await asyncio.wait([loading], timeout=_END_S)
+        except BaseException:  # most often a cancellation
             loading.add_done_callback(shut_down_when_loaded)
             raise
+        finally:
+            stall.cancel()
+        loading.add_done_callback(shut_down_when_loaded)
+        raise EngineStartError(
+            f"the engine did not start with model {self.model!r}: its processes did nothing for "
+            f"{limit_s:g} s while it loaded, neither computing nor reading, and were ended; they "
+            "were suspended, or blocked forever, for example by a file system that does not answer "
+            "(the environment variable VLLM_ENGINE_READY_TIMEOUT_S sets another time)"
+        )
 
     def _load(self) -> AsyncLLM:
         import torch

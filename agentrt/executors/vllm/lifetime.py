@@ -8,6 +8,7 @@ only after its import, and after several attempts to reach the hub, so this is c
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import re
 from pathlib import Path
@@ -92,6 +93,8 @@ def _is_cached(model: str, cache: Path) -> bool:
 
 
 _SHUTDOWN_S = 3.0
+_QUIET_S = 600
+"""vLLM's default for VLLM_ENGINE_READY_TIMEOUT_S, in seconds."""
 _DRIVERS = ("libcuda.", "libnvidia", "libamdhip", "libhsa")
 _NO_DEVICE = (
     "this vLLM is built for GPUs, and there is no GPU driver; repair the driver until nvidia-smi "
@@ -124,6 +127,16 @@ def import_vllm() -> None:
 
     if not current_platform.device_type:
         raise ModelLoadError(f"vLLM finds no device to run on: {_NO_DEVICE}")
+
+
+def quiet_limit_s() -> float:
+    """Return the seconds for which the processes of a loading engine may do nothing.
+
+    vLLM limits another part of an engine's start by this variable, and checks its value when it is
+    imported. There, a negative value means no limit.
+    """
+    limit_s = int(os.environ.get("VLLM_ENGINE_READY_TIMEOUT_S", _QUIET_S))
+    return limit_s if limit_s > 0 else math.inf
 
 
 def short_name(model: str) -> str:

@@ -14,11 +14,12 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing import spawn
+from multiprocessing.process import BaseProcess
 from multiprocessing.reduction import ForkingPickler
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import psutil
 
@@ -28,6 +29,12 @@ _TRACKER = "multiprocessing.resource_tracker"
 _NICER = 10
 """Added to a thread's nice value to lower its priority. With 10, the thread gets a tenth of the CPU
 time of a thread with normal priority.
+"""
+_LOOK_S = 5.0
+"""Seconds between two looks at what the processes of a loading engine have done."""
+_WORKING_S, _WORKING_B = 0.1, 1 << 20
+"""CPU seconds, and bytes read and written, from which a loading engine counts as working. A process
+that polls the lock of another process's download uses more CPU time within ten minutes.
 """
 
 
@@ -107,6 +114,36 @@ def script_left_out(config: object) -> Iterator[None]:
         _ALONE.now = False
 
 
+_STARTED = threading.local()
+"""A value for each thread: ``pids`` is the list of `processes_noted`, if the thread is in it."""
+
+
+@contextlib.contextmanager
+def processes_noted(pids: list[int]) -> Iterator[None]:
+    """Add the id of each process of multiprocessing that this thread starts in the ``with`` block
+    to ``pids``.
+
+    While an engine loads, vLLM does not tell the ids of its processes.
+    """
+    if not hasattr(BaseProcess.start, "ordinary"):
+        ordinary = BaseProcess.start
+
+        def start(self: BaseProcess) -> None:
+            ordinary(self)
+            noted = getattr(_STARTED, "pids", None)
+            if noted is not None and self.pid is not None:
+                noted.append(self.pid)
+
+        # The attribute marks the function as replaced.
+        start.ordinary = ordinary  # type: ignore[attr-defined]
+        BaseProcess.start = start  # type: ignore[method-assign]
+    _STARTED.pids = pids
+    try:
+        yield
+    finally:
+        _STARTED.pids = None
+
+
 def die_with_parent() -> None:
     """Make this process, a child of multiprocessing, end at once when its parent ends or dies."""
     parent = multiprocessing.parent_process()
@@ -157,6 +194,60 @@ def _cpu_seconds(pid: int) -> float:
     except psutil.Error:  # the process has ended
         return 0.0
     return float(times.user + times.system)
+
+
+class Activity(NamedTuple):
+    """What processes have done so far: the CPU time in seconds, and the bytes read and written."""
+
+    cpu_s: float
+    io_bytes: int
+
+    def is_more_than(self, before: Activity) -> bool:
+        """Return whether more was done than threads do that only wait, such as vLLM's monitors."""
+        return (
+            self.cpu_s - before.cpu_s >= _WORKING_S or self.io_bytes - before.io_bytes >= _WORKING_B
+        )
+
+
+def activity_of(pids: Sequence[int]) -> Activity:
+    """Return what processes and their live descendants have done so far."""
+    family = [pid for root in pids for pid in (root, *descendants(root))]
+    return Activity(sum(map(_cpu_seconds, family)), sum(map(_io_bytes, family)))
+
+
+def _io_bytes(pid: int) -> int:
+    try:
+        io = psutil.Process(pid).io_counters()
+    except (psutil.Error, OSError):  # the process has ended, or the system does not tell
+        return 0
+    # The first two also count what the page cache has, and the last what is read by page faults.
+    return int(io.read_chars + io.write_chars + io.read_bytes)
+
+
+async def stalled(
+    pids: Sequence[int],
+    limit_s: float,
+    activity: Callable[[Sequence[int]], Activity] = activity_of,
+) -> None:
+    """Return when processes have done nothing for ``limit_s`` seconds. ``pids`` may grow meanwhile;
+    as long as it is empty, no time counts.
+
+    Time in which this process is suspended, too, does not count, for example after Ctrl-Z.
+    """
+    step_s = min(_LOOK_S, limit_s / 4)
+    quiet_s, count, before = 0.0, 0, Activity(0.0, 0)
+    while quiet_s < limit_s:
+        await asyncio.sleep(step_s)
+        now = activity(pids)
+        if not pids or len(pids) != count or now.is_more_than(before):
+            quiet_s, count, before = 0.0, len(pids), now
+        else:
+            quiet_s += step_s
+
+
+def kill(pids: Sequence[int]) -> None:
+    """End processes and their descendants at once, even if they are suspended."""
+    _signal([pid for root in pids for pid in (*descendants(root), root)], signal.SIGKILL)
 
 
 def end_descendants(grace_s: float = 0.0) -> int:

@@ -145,6 +145,22 @@ async def test_a_restart_that_comes_to_nothing_says_so(opened: Open) -> None:
     assert await text_of(replicas, 0) == TEXT
 
 
+async def test_each_start_that_fails_after_a_death_is_reported(opened: Open) -> None:
+    """Without calls that wait, nobody else would say what happens until the engine is back."""
+    notices: list[str] = []
+    parts = [Mortal(0), Mortal(lame=True), Mortal(lame=True)]
+    replicas = await opened(
+        Cast(parts), backoff=Backoff(first_s=0.0, tries=3), notice=notices.append
+    )
+    assert await text_of(replicas, 1) == TEXT
+    assert notices == [
+        "replica-0 died and is restarted: killed",
+        "replica-0 has not started yet: no memory",
+        "replica-0 has not started yet: no memory",
+        "replica-0 is back",
+    ]
+
+
 async def test_a_replica_that_is_given_up_at_its_restart_is_not_back(opened: Open) -> None:
     notices: list[str] = []
     lame = Cast([Mortal(), Mortal(lame=True)], [])

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import signal
 import threading
-from dataclasses import replace
+from collections.abc import Sequence
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +19,7 @@ from agentrt.errors import ConfigError, EngineStartError, ModelLoadError
 from agentrt.executors.vllm import lifetime
 from agentrt.executors.vllm.entrypoints.models import open_frontend
 from agentrt.executors.vllm.options import engine_args
+from agentrt.executors.vllm.processes import Activity, stalled
 from tests.doubles.ports import reserved_port
 from tests.doubles.scripted_engine import ScriptedEngine
 from tests.doubles.tinymodel import tiny_model
@@ -54,6 +58,64 @@ async def test_an_engine_that_comes_too_late_is_ended(monkeypatch: pytest.Monkey
     slow.may_end.set()
     async with asyncio.timeout(60):
         assert await ended.get() == "engine"
+
+
+class Hung(VLLMEngine):
+    """An engine whose process stops as it loads. It waits for the process like vLLM."""
+
+    def __init__(self) -> None:
+        super().__init__(EngineOptions("big"))
+        self.model = "big"
+        self.process = get_context("spawn").Process(target=stop_itself)
+
+    def _load(self, core: Any = None) -> Any:
+        self.process.start()
+        self.process.join()
+        raise EngineStartError("Engine core initialization failed")
+
+
+def stop_itself() -> None:
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+async def test_an_engine_that_hangs_as_it_loads_does_not_start(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its process is ended, and a replica that is restarted is tried again."""
+    monkeypatch.setenv("VLLM_ENGINE_READY_TIMEOUT_S", "1")
+    hung = Hung()
+    async with asyncio.timeout(120):
+        with pytest.raises(EngineStartError, match=r"'big': its processes did nothing for 1 s"):
+            await hung._loaded()
+    assert hung.process.exitcode == -signal.SIGKILL
+
+
+@pytest.mark.parametrize(
+    ("work", "looks"),
+    [
+        ([], 5),
+        ([Activity(0.5, 0)] * 9, 10 + 4),
+        ([Activity(0.0, 1 << 21)] * 9, 10 + 4),
+        ([Activity(0.01, 100)] * 9, 5),
+    ],
+    ids=["nothing", "computes", "reads", "only monitors"],
+)
+async def test_a_start_that_works_may_take_as_long_as_it_needs(
+    work: list[Activity], looks: int
+) -> None:
+    """Each look is a quarter of the limit. The first sees a new process."""
+    sums = [Activity(0.0, 0)]
+    for cpu_s, io_bytes in work:
+        sums.append(Activity(sums[-1].cpu_s + cpu_s, sums[-1].io_bytes + io_bytes))
+    looked = 0
+
+    def activity(pids: Sequence[int]) -> Activity:
+        nonlocal looked
+        looked += 1
+        return sums[min(looked, len(sums)) - 1]
+
+    await stalled([1], 1e-9, activity)
+    assert looked == looks
 
 
 class Refused(Exception):
