@@ -455,3 +455,32 @@ def test_a_thread_that_works_gives_way_to_the_event_loop() -> None:
         gc.unfreeze()
         gc.set_threshold(*threshold)
         sys.setswitchinterval(interval)
+
+
+ENDED_PROGRAMS = """
+from collections import deque
+from agentrt.cli.serving import settle
+
+class Run:
+    alive = most = 0
+    def __init__(self):
+        self.parts, self.task = [[] for _ in range(60)], self
+        Run.alive += 1
+        Run.most = max(Run.most, Run.alive)
+    def __del__(self):
+        Run.alive -= 1
+
+settle()
+kept = deque(maxlen=1000)
+for _ in range(40_000):
+    kept.append(Run())
+print(Run.most)
+"""
+
+
+def test_ended_programs_do_not_pile_up_in_memory() -> None:
+    """A program and its task refer to each other, and both are old when the server forgets them."""
+    done = subprocess.run(
+        [sys.executable, "-c", ENDED_PROGRAMS], capture_output=True, text=True, check=True
+    )
+    assert int(done.stdout) < 10_000
