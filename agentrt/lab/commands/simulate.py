@@ -253,7 +253,7 @@ def simulate() -> None:
 _EPILOG = """\b
 Examples:
   agentrt simulate run --workload programs.jsonl --load 0.95
-  agentrt simulate run --workload mooncake:trace.jsonl --policy mlfq,atlas,srpt --seeds 5
+  agentrt simulate run --workload mooncake:trace.jsonl --load 0.9 --policy mlfq,srpt --seeds 5
   agentrt simulate run --workload programs.jsonl --replicas 4 --router cost --json
 
 \b
@@ -261,6 +261,10 @@ A load is a share of the engine's capacity: at 1 its slots are busy all the time
 fcfs with the same programs. With several --seeds, the median is shown with the least and the
 greatest value. Exit codes: 0 done; 1 a process of the simulation died; 2 bad usage; 130 Ctrl-C.
 """
+_SAME_SEEDS = (
+    "--seeds {}: recorded arrivals are the same with every seed, so each policy runs once; add "
+    "--load X to draw the arrivals"
+)
 _NO_STEPS = (
     "--depth steps: the step simulator is in a checkout of agentrt now, as "
     "'python -m benchmarks simulate run --depth steps'; leave the option out for virtual time"
@@ -333,6 +337,11 @@ def simulate_run(options: dict[str, Any], machine: Machine, kind: type[Source] =
     setting = Setting(source, pressure, options["programs"])
     seeds = list(range(options["seed"], options["seed"] + options["seeds"]))
     specs = read_grid(options, [setting], seeds, machine)
+    is_hinted = any(spec.contender.hints is not None for spec in specs)
+    if len(seeds) > 1 and pressure.kind == "recorded" and not is_hinted:
+        say(_SAME_SEEDS.format(options["seeds"]))
+        del seeds[1:]
+        specs = [spec for spec in specs if spec.seed == seeds[0]]
     with compared(specs, options["jobs"], BASELINE) as series:
         if not series:
             return

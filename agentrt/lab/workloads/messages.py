@@ -73,7 +73,8 @@ def read(
     """
     programs: list[ProgramShape] = []
     system: str | None = None
-    for entry in entries:
+    several = len(entries) > 1
+    for place, entry in enumerate(entries):
         with notes.leaving_out(UNREADABLE):
             messages = [message.read(_Message) for message in _listed(entry).inside("messages")]
             reply = chain([*_turns(messages, notes, count, tools=tools)], scales, notes)
@@ -84,7 +85,12 @@ def read(
             system = text if system is None else system
             shared = reply.system_tokens(FRAME + count(text) if text and text == system else 0)
             programs.append(
-                ProgramShape(_name(entry), type, tuple(reply.calls), system_tokens=shared)
+                ProgramShape(
+                    _id(entry) or (f"{entry.file.stem}-{place}" if several else entry.file.name),
+                    type,
+                    tuple(reply.calls),
+                    system_tokens=shared,
+                )
             )
     return programs
 
@@ -132,6 +138,7 @@ def _text(message: _Message) -> str:
     return text + (json.dumps(message.tool_calls) if message.tool_calls else "")
 
 
-def _name(entry: LocatedFields) -> str:
+def _id(entry: LocatedFields) -> str | None:
+    """Return the id of a conversation, which may be a number in the file; None if it has no id."""
     ids = (entry.values.get(name) for name in ("traj_id", "id", "instance_id"))
-    return next((name for name in ids if isinstance(name, str)), entry.file.name)
+    return next((str(value) for value in ids if isinstance(value, str | int)), None)

@@ -11,8 +11,9 @@ equal in all requests. There are two formats:
 
 The files do not say which requests belong to the same conversation. A request counts as the next
 turn of a conversation if its prompt contains the last whole block of the conversation's latest
-request, and no other conversation has this block. The gap between two turns is the time between
-their timestamps. This gap includes the duration of the first call, which is not recorded.
+request, and no other conversation has this block. Requests are sorted by their timestamps, because
+a log may have them in another order. The gap between two turns is the time between their
+timestamps. This gap includes the duration of the first call, which is not recorded.
 """
 
 from __future__ import annotations
@@ -66,6 +67,7 @@ def read(
     Requests that cannot be read are left out, and counted in ``notes``.
     """
     unit_s, size = units
+    requests: list[_Request] = []
     conversations: list[_Conversation] = []
     tips: dict[tuple[int, int], _Conversation | None] = {}
     for entry in entries:
@@ -76,9 +78,11 @@ def read(
                     f"hash_ids has {len(request.hash_ids)} ids, but a prompt of "
                     f"{request.input_length} tokens has one for each {size} tokens"
                 )
-            _place(request, size, tips, conversations)
+            requests.append(request)
+    for request in sorted(requests, key=lambda request: request.timestamp):
+        _place(request, size, tips, conversations)
     notes.update([TURNS] * sum(len(conversation) - 1 for conversation in conversations))
-    first = min((conversation[0].timestamp for conversation in conversations), default=0.0)
+    first = min((request.timestamp for request in requests), default=0.0)
     programs = []
     for index, conversation in enumerate(conversations):
         calls = tuple(_calls(conversation, unit_s, int(size * scales.context), scales, notes))

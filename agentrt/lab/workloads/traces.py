@@ -10,7 +10,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Container, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -85,6 +85,7 @@ def _readers(count: TokenCounter) -> Mapping[str, Reader]:
 
 OTHER_FORMAT = "entries of another format or of an unknown format, left out"
 UNREADABLE = "files that cannot be read, left out"
+RENAMED = "programs with an id that another file uses, too, renamed to FILE/ID"
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,21 +139,24 @@ def read_programs(
     or 0 if the format has no times.
 
     Programs that cannot be read are left out. The notes count these programs, with the location and
-    the fault of the first of them. Raises `ConfigError` if no program is left, if two programs have
-    the same id, or if a single file cannot be read.
+    the fault of the first of them. Programs of different files with the same id are renamed. Raises
+    `ConfigError` if no program is left, if two programs of a file have the same id, or if a single
+    file cannot be read.
     """
     source = Path(path)
     notes = Notes()
-    programs: list[ProgramShape] = []
+    programs: list[ProgramShape]
     if is_database(source):
         as_format, programs = JOURNAL, journals.read(source, scales, notes)
     else:
-        readers = _readers(count)
+        readers = _readers(texts.counter(tokenizer))
+        by_file: dict[Path, list[ProgramShape]] = {}
         for file, leaving_out in _files(source, notes):
             with leaving_out:
                 as_format, entries = _of_one_format(read_objects(file, notes), as_format, notes)
                 if entries:
-                    programs += readers[as_format](entries, stem(source), scales, notes)
+                    by_file[file] = readers[as_format](entries, stem(source), scales, notes)
+        programs = _from_first(_told_apart(source, by_file, notes))
     if not programs:
         raise ConfigError(_nothing_left(source, notes))
     _unique(source, programs)
@@ -221,6 +225,30 @@ def stem(path: Path) -> str:
     """Return the name of a file without its endings."""
     name = path.name.removesuffix(".gz")
     return name.rsplit(".", 1)[0] or name
+
+
+def _told_apart(
+    folder: Path, by_file: Mapping[Path, Sequence[ProgramShape]], notes: Notes
+) -> list[ProgramShape]:
+    """Return the programs of all files. An id that occurs in several files of a folder gets the
+    file's path before it, because ids are often unique only in one file.
+    """
+    files = Counter(name for made in by_file.values() for name in {one.program_id for one in made})
+    programs: list[ProgramShape] = []
+    for file, made in by_file.items():
+        for program in made:
+            name = program.program_id
+            if files[name] > 1:
+                notes[RENAMED] += 1
+                name = f"{file.relative_to(folder).as_posix()}/{name}"
+            programs.append(replace(program, program_id=name))
+    return programs
+
+
+def _from_first(programs: Sequence[ProgramShape]) -> list[ProgramShape]:
+    """Return the programs with arrival times that count from the arrival of the first program."""
+    first_s = min((program.arrives_s for program in programs), default=0.0)
+    return [program.arriving(program.arrives_s - first_s) for program in programs]
 
 
 def _unique(path: Path, programs: Sequence[ProgramShape]) -> None:

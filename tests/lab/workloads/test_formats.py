@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from agentrt.cli.app import call
 from agentrt.errors import ConfigError
-from agentrt.lab.workloads import bfcl, messages, replay, sessions, timed
+from agentrt.lab.workloads import bfcl, messages, replay, sessions, timed, traces
 from agentrt.lab.workloads.replay import Scales
 from agentrt.lab.workloads.shape import CallShape, ProgramShape
 from agentrt.lab.workloads.traces import KNOWN, named, read_programs
@@ -148,6 +148,53 @@ def test_a_folder_is_all_files_in_it(tmp_path: Path) -> None:
     assert "files that cannot be read, left out (first: " in trace.report()
 
 
+def test_files_of_a_folder_may_use_the_same_ids(tmp_path: Path) -> None:
+    """An id is often unique only in its file: made of the file's name, or of the task's."""
+    for day in ("mon", "tue"):
+        lines(tmp_path / "days" / day / "trace.jsonl", *MOONCAKE)
+    trace = read_programs(tmp_path / "days")
+    assert [one.program_id for one in trace.programs] == [
+        f"{day}/trace.jsonl/trace-{index}" for day in ("mon", "tue") for index in range(3)
+    ]
+    assert trace.notes[traces.RENAMED] == 6
+
+
+def test_requests_count_in_the_order_of_their_times(tmp_path: Path) -> None:
+    """A server logs a request when it ends, so a short one comes before a longer earlier one."""
+    sorted_, shuffled = (
+        read_programs(lines(tmp_path / name / "x.jsonl", *requests))
+        for name, requests in (("sorted", MOONCAKE), ("shuffled", MOONCAKE[::-1]))
+    )
+    assert shuffled.programs == sorted_.programs
+
+
+def test_sessions_arrive_after_the_first_one(tmp_path: Path) -> None:
+    """Also where their starts are seconds since 1970, and in files of their own."""
+    for index, start in enumerate((1.7e9 + 8, 1.7e9)):
+        session = {"id": f"s{index}", "start": start, "calls": [{"t": 0, "in": 9, "out": 5}]}
+        lines(tmp_path / "s" / f"{index}.jsonl", session)
+    assert [one.arrives_s for one in read_programs(tmp_path / "s").programs] == [8, 0]
+
+
+@pytest.mark.engine
+def test_recorded_arrivals_run_once_however_many_seeds(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Equal runs would look like a result that every seed confirms. Size hints are drawn."""
+    run = ["simulate", "run", "--workload", str(lines(tmp_path / "x.jsonl", *MOONCAKE))]
+    sizes = ["--kv-blocks", "300", "--jobs", "1", "--seeds", "2", "--json"]
+    assert call([*run, *sizes, "--policy", "fcfs"]) == 0
+    out, err = capfd.readouterr()
+    shown = json.loads(out)
+    assert (shown["settings"]["seeds"], shown["complete"]) == ([0], True)
+    assert "--seeds 2: recorded arrivals are the same with every seed" in err
+    for more in (["--policy", "fcfs+hints"], ["--policy", "fcfs", "--load", "0.9"]):
+        assert call([*run, *sizes, *more]) == 0
+        out, err = capfd.readouterr()
+        assert json.loads(out)["settings"]["seeds"] == [0, 1]
+        assert "recorded arrivals" not in err
+
+
 # -- conversations -------------------------------------------------------------------------
 
 
@@ -170,6 +217,19 @@ def test_a_chat_is_counted_by_its_characters(tmp_path: Path) -> None:
         "calls whose tokens are estimated as 4 characters each": 2,
         messages.UNKNOWN_PAUSE: 1,
     }
+
+
+@pytest.mark.parametrize(
+    ("ids", "names"),
+    [([{}, {}], ["c-0", "c-1"]), ([{"id": 7}, {"id": 8}], ["7", "8"])],
+    ids=["none", "numbers"],
+)
+def test_chats_need_no_ids_and_may_have_numbers(
+    tmp_path: Path, ids: list[dict[str, int]], names: list[str]
+) -> None:
+    chats = [{"messages": CHAT["messages"]} | each for each in ids]
+    trace = read_programs(lines(tmp_path / "c.jsonl", *chats))
+    assert [one.program_id for one in trace.programs] == names
 
 
 def test_trajectories_of_swe_smith_have_their_messages_as_text(tmp_path: Path) -> None:
