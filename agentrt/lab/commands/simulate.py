@@ -14,7 +14,7 @@ import click
 from agentrt.cli.app import REMOVED_IN, LazyGroup
 from agentrt.cli.numbers import NumberRange
 from agentrt.cli.options import FileText, together
-from agentrt.cli.streams import say, show_json
+from agentrt.cli.streams import counted, say, show_json
 from agentrt.errors import ConfigError
 from agentrt.lab.commands.options import (
     ManyCommand,
@@ -34,6 +34,7 @@ from agentrt.lab.commands.options import (
     text_option,
 )
 from agentrt.lab.commands.progress import compared
+from agentrt.lab.oracles import KNOWING
 from agentrt.lab.reports.compare import (
     NOTHING_WAITED,
     about_hints,
@@ -43,13 +44,21 @@ from agentrt.lab.reports.compare import (
     ratios_table,
     values_table,
 )
-from agentrt.lab.runs.contenders import BASELINE, DEFAULT, DEFAULT_HINTS, HINTED, contenders
+from agentrt.lab.runs.contenders import (
+    BASELINE,
+    DEFAULT,
+    DEFAULT_HINTS,
+    HINTED,
+    Contender,
+    contenders,
+)
 from agentrt.lab.runs.grid import RunSpec, Setting, Source, grid
 from agentrt.lab.runs.machine import Machine
 from agentrt.lab.workloads.arrivals import Pressure, share_in_time
 from agentrt.lab.workloads.replay import Scales
 from agentrt.lab.workloads.traces import KNOWN
 from agentrt.scheduler import SchedulerConfig
+from agentrt.scheduler.policies import BUILT_IN
 
 # -- options -------------------------------------------------------------------------------
 
@@ -143,8 +152,23 @@ def read_grid(
         )
     how_good = DEFAULT_HINTS if hints is None else hints
     policies = contenders([BASELINE, *names], SchedulerConfig(**overrides), how_good)
+    _check_used(overrides, policies)
     warn_of_sleepers(settings, machine)
     return grid(settings, policies, seeds, machine)
+
+
+def _check_used(overrides: Mapping[str, float], policies: Sequence[Contender]) -> None:
+    """Raise `ConfigError` for the first of the settings ``overrides`` that none of the policies
+    uses. A policy of another package may use every setting.
+    """
+    used = {policy.config.policy for policy in policies if policy.config is not None} - {*KNOWING}
+    for name, value in overrides.items():
+        if all(policy in BUILT_IN and name not in BUILT_IN[policy].settings for policy in used):
+            users = ", ".join(each for each, policy in BUILT_IN.items() if name in policy.settings)
+            raise ConfigError(
+                f"--{name} {value:g}: none of the policies {', '.join(x.name for x in policies)} "
+                f"uses it; add a policy that does ({users}) to --policy, or leave --{name} out"
+            )
 
 
 def read_machine(options: Mapping[str, Any]) -> Machine:
@@ -261,6 +285,10 @@ A load is a share of the engine's capacity: at 1 its slots are busy all the time
 fcfs with the same programs. With several --seeds, the median is shown with the least and the
 greatest value. Exit codes: 0 done; 1 a process of the simulation died; 2 bad usage; 130 Ctrl-C.
 """
+_FEWER = (
+    "--programs {}: the file has {}, and each runs once at its recorded time; add --load X to run "
+    "them repeatedly"
+)
 _SAME_SEEDS = (
     "--seeds {}: recorded arrivals are the same with every seed, so each policy runs once; add "
     "--load X to draw the arrivals"
@@ -337,6 +365,8 @@ def simulate_run(options: dict[str, Any], machine: Machine, kind: type[Source] =
     setting = Setting(source, pressure, options["programs"])
     seeds = list(range(options["seed"], options["seed"] + options["seeds"]))
     specs = read_grid(options, [setting], seeds, machine)
+    if (options["programs"] or 0) > setting.count:
+        say(_FEWER.format(options["programs"], counted(setting.count, "program")))
     is_hinted = any(spec.contender.hints is not None for spec in specs)
     if len(seeds) > 1 and pressure.kind == "recorded" and not is_hinted:
         say(_SAME_SEEDS.format(options["seeds"]))
@@ -349,7 +379,8 @@ def simulate_run(options: dict[str, Any], machine: Machine, kind: type[Source] =
         if options["as_json"]:
             show_json(as_values(series, specs, common))
             return
-        head = f"{setting.count} programs ({setting.source.name}), arrivals: {setting.pressure}."
+        count = counted(setting.count, "program")
+        head = f"{count} ({setting.source.name}), arrivals: {setting.pressure}."
         parts = [f"{head} {about(specs, seeds)}", values_table(series)]
         parts += [ratios_table(series, BASELINE)] if len(series) > 1 else []
         if all(share == 0 for cell in series for share in cell.values("waiting_share")):

@@ -74,10 +74,13 @@ class Machine:
             measured = "made up, similar to an 8B model on a large GPU"
         else:
             measured = f"the times measured for {times.model} on {times.hardware}"
+        engine = "Engine"
+        if self.replicas > 1:
+            engine = f"{self.replicas} engines behind the router {self.router}, each"
         return (
             f"**Virtual time**: the real scheduler and KV-cache manager of vLLM {vllm_version()} "
             f"decide, and no model runs.\nThe times of steps are {measured}; this machine's speed "
-            f"has no influence.\nEngine: {self.max_num_seqs} batch slots, {self.kv_blocks} KV "
+            f"has no influence.\n{engine}: {self.max_num_seqs} batch slots, {self.kv_blocks} KV "
             f"blocks of {self.block_size} tokens, at most {self.max_num_batched_tokens} tokens a "
             "step."
         )

@@ -195,6 +195,45 @@ def test_recorded_arrivals_run_once_however_many_seeds(
         assert "recorded arrivals" not in err
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--policy", "atlas,srpt", "--lane", "0.2"], "--lane 0.2: none of the policies fcfs, "),
+        (["--policy", "default", "--beta", "4"], "(atlas, atlas-scalar, plas, mlfq)"),
+    ],
+)
+def test_a_setting_that_no_policy_uses_is_refused(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], options: list[str], message: str
+) -> None:
+    path = lines(tmp_path / "x.jsonl", *MOONCAKE)
+    assert call(["simulate", "run", "--workload", str(path), *options]) == 2
+    assert message in capfd.readouterr().err
+
+
+@pytest.mark.engine
+def test_more_programs_than_recorded_need_a_load(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """And the head of the table says on how many engines they ran."""
+    path = lines(tmp_path / "x.jsonl", *MOONCAKE)
+    args = [
+        "--programs",
+        "9",
+        "--policy",
+        "fcfs",
+        "--jobs",
+        "1",
+        "--replicas",
+        "2",
+        "--router",
+        "cost",
+    ]
+    assert call(["simulate", "run", "--workload", str(path), *args]) == 0
+    out, err = capfd.readouterr()
+    assert "--programs 9: the file has 3 programs" in err
+    assert "2 engines behind the router cost, each: 32 batch slots" in out
+
+
 # -- conversations -------------------------------------------------------------------------
 
 
