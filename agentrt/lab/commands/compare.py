@@ -107,7 +107,10 @@ def _report_text(comparison: Comparison) -> str:
     )
     ratio, first = (median(ratios) for ratios in comparison.both_ratios())
     verdict = "no gain" if comparison.verdict == NOTHING else comparison.verdict
-    gained = f"{verdict}: on average, a run takes {_than(ratio)} under stock vLLM"
+    than = _than(ratio)
+    if comparison.verdict != NOTHING and _percent(ratio) == "0%":
+        than = f"less than 1% {'less' if ratio < 1 else 'more'} time than"
+    gained = f"{verdict}: on average, a run takes {than} under stock vLLM"
     if len(heads) > 1:
         gained += f" once agentrt has seen the programs, and {_than(first)} under stock vLLM "
         gained += at_first
@@ -115,7 +118,12 @@ def _report_text(comparison: Comparison) -> str:
     if comparison.off or (comparison.verdict == NOTHING and _percent(ratio) != "0%"):
         rule = "; a change counts only if every pair of runs has it"
     if comparison.off:
-        rule += f" by more than {comparison.off:.0%}, because the replay of stock's order differs "
+        off = (
+            f"{comparison.off:.0%}"
+            if comparison.off >= 0.01
+            else f"{max(0.001, comparison.off):.1%}"
+        )
+        rule += f" by more than {off}, because the replay of stock's order differs "
         rule += "by that much from the times that were measured"
     parts = ["\n".join(aligned(table)) for table in tables]
     return "\n\n".join([*parts, f"{gained}{rule}\n{_history_text(comparison.learned)}"])

@@ -149,7 +149,7 @@ def read_programs(
     if is_database(source):
         as_format, programs = JOURNAL, journals.read(source, scales, notes)
     else:
-        readers = _readers(texts.counter(tokenizer))
+        readers = _readers(count)
         by_file: dict[Path, list[ProgramShape]] = {}
         for file, leaving_out in _files(source, notes):
             with leaving_out:

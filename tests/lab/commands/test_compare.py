@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -162,6 +163,33 @@ def test_a_change_that_some_pair_of_runs_lacks_is_no_gain_and_the_report_says_th
     assert verdict.startswith("no gain: on average, a run takes ")
     assert "% less time than under stock vLLM" in verdict
     assert "only if every pair of runs has it by more than" in verdict
+
+
+def test_changes_of_less_than_one_percent_are_no_zeros(
+    engines: Callable[[int], list[Engine]],
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """1. The error of the replay, which a change must exceed. 2. A small gain in every pair."""
+    engines(3)
+    times = replace(TIMES, base_s=1.004 * TIMES.base_s)
+    monkeypatch.setattr("agentrt.lab.commands.compare.fitted", lambda run: times)
+    command = ["compare", "search.py", "--n", "3", "--repeat", "3"]
+    assert call(command) == 0
+    assert re.search(r"has it by more than 0\.[1-9]%, because", capfd.readouterr().out)
+
+    def small_gain(*_: object) -> Comparison:
+        shape = ProgramShape("one", "one", (CallShape(1),))
+        stock, ours = ([[ProgramRun(shape, 0.0, ended, {})]] * 3 for ended in (100.0, 99.7))
+        return Comparison(stock, ours, stock)
+
+    monkeypatch.setattr("agentrt.lab.commands.compare._replayed", small_gain)
+    assert call(command) == 0
+    out = capfd.readouterr().out
+    assert (
+        "\ngain: on average, a run takes less than 1% less time than under stock vLLM once" in out
+    )
+    assert "and the same time as under stock vLLM the first time" in out
 
 
 def test_who_waits_for_nobody_gains_nothing(
