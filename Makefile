@@ -17,7 +17,7 @@ LANGGRAPH := tests/serving/langgraph tests/serving/chat
 # Those that share nothing with others: Ray's, those of whole commands, services and servers.
 APART := $(addprefix tests/engine/test_,ray.py bench_gpu.py differential.py stack.py cli_process.py script.py openai_server.py)
 # Those with engines, which share one and start in two seconds where vLLM has been imported.
-ENGINES := tests/engine tests/techniques tests/contexts/test_real_engine.py tests/test_contexts_page.py tests/executors/transformers/test_contexts.py tests/journal/test_kill_real.py tests/benchmarks/test_memory.py
+ENGINES := tests/engine tests/techniques tests/contexts/test_real_engine.py tests/test_contexts_page.py tests/executors/transformers/test_contexts.py tests/benchmarks/test_techniques.py tests/journal/test_kill_real.py tests/benchmarks/test_memory.py
 # Those of tools, commands and records, which mostly wait for processes, and those of servers.
 COMMANDS := tests/integrations tests/clients tests/cli tests/interrupts tests/journal
 SERVERS := tests/serving

@@ -104,12 +104,17 @@ BENCHMARKS = {
         "benchmarks.stress.command:stress",
         "Random programs under all policies: invariants, and times compared with stock vLLM.",
     ),
+    "techniques": (
+        "benchmarks.techniques.command:techniques",
+        "Prompting techniques with contexts, compared with an HTTP client.",
+    ),
 }
 _NAME = "python -m benchmarks"
 _EPILOG = """\b
 Examples:
   python -m benchmarks scheduler --running 64 --waiting 10
   python -m benchmarks memory --workload chat --seeds 1
+  python -m benchmarks techniques --quick --only "Tree of Thoughts"
   python -m benchmarks chaos --tiny --minutes 2
 
 \b

@@ -60,6 +60,7 @@ def test_help_lists_them_all_and_loads_none() -> None:
         (["atack"], ["'atack'", "did you mean 'attack'?", "stress"]),
         (["scheduler", "--policy", "fcfs+mru"], ["unknown policy 'fcfs+mru'", "fcfs+cost"]),
         (["scheduler", "--running", "few"], ["--running 'few'", "at least 1"]),
+        (["techniques", "--only", "magic"], ["'magic'", "Tree of Thoughts"]),
     ],
 )
 def test_bad_input(args: list[str], words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
