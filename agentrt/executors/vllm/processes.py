@@ -218,8 +218,8 @@ def activity_of(pids: Sequence[int]) -> Activity:
 def _io_bytes(pid: int) -> int:
     try:
         io = psutil.Process(pid).io_counters()
-    except (psutil.Error, OSError):  # the process has ended, or the system does not tell
-        return 0
+    except (AttributeError, psutil.Error, OSError):
+        return 0  # the process has ended, or the system does not tell (macOS lacks the method)
     # The first two also count what the page cache has, and the last what is read by page faults.
     return int(io.read_chars + io.write_chars + io.read_bytes)
 
