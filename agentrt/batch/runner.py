@@ -122,8 +122,8 @@ class _Live:
 
 @dataclass(frozen=True, slots=True)
 class _SampleWork:
-    """A sample of an input that must be run. If ``unscored`` is set, it is the result of this
-    sample, and only the scores must be computed.
+    """The work that is left for one sample of an input: to run the sample, or, if its result
+    ``unscored`` is set, only to compute the scores.
     """
 
     item: Item

@@ -223,8 +223,8 @@ def _first_line(error: BaseException | None) -> str:
 
 
 class TracedExecutor(ForwardingExecutor):
-    """An executor that passes the parent span of each call for an engine to ``inner``. Complete
-    chat requests (``request`` of `CallSpec`) are passed on without it.
+    """An executor that passes each call to ``inner``, with the headers of the call's parent span.
+    A complete chat request (``request`` of `CallSpec`) is passed on without these headers.
     """
 
     def __init__(self, inner: Executor, tracer: ProgramTracer) -> None:

@@ -49,8 +49,8 @@ _FRAMES = 20
 
 
 def main(fd: int, parent: int) -> None:
-    """Serve the runtime with the process id ``parent`` at the socket ``fd``, until the runtime
-    closes the socket.
+    """Run the functions that the runtime requests over the socket ``fd``, until the runtime closes
+    the socket. ``parent`` is the runtime's process id.
     """
     _die_with(parent)
     os.set_inheritable(fd, False)

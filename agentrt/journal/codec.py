@@ -414,7 +414,9 @@ class ValueWriter:
 
 
 class CarefulValueWriter(ValueWriter):
-    """A writer for values with numbers or texts that JSON, or databases, would change."""
+    """A writer for values with integers of more than 64 bits, or with texts that have half of a
+    surrogate pair. The JSON encoder or a database would refuse them.
+    """
 
     __slots__ = ()
     plain = frozenset({bool, type(None)})

@@ -309,7 +309,7 @@ def _timezone(offset: datetime.timedelta, *name: str) -> datetime.timezone:
 
 READERS: Mapping[str, Callable[[Any], Any]] = {
     "ids": unpacked,
-    # Values that JSON or databases would change: see `agentrt.journal.codec.CarefulValueWriter`.
+    # Values that JSON or databases would refuse: see `agentrt.journal.codec.CarefulValueWriter`.
     "int": lambda value: int(value, 16),
     "str": lambda value: value.decode("utf-8", "surrogatepass"),
     **{kind.name: kind.read for kind in (*KINDS.values(), NDARRAY, SCALAR)},

@@ -133,7 +133,9 @@ def _body(error: BaseException, writer: FormWriter, depth: int) -> dict[str, Any
 
 
 def _makes(error: BaseException, writer: FormWriter) -> bool:
-    """Return whether an instance of the error's own class can be read back equal."""
+    """Return whether the recorded error can be read back as an instance of its own class that
+    equals the error.
+    """
     try:
         body = _written_alone(error, writer, writer.checks)
         made = _same_class(body["$"], body, writer.reader())

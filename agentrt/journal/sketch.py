@@ -46,7 +46,9 @@ def _itself(value: Any) -> Any:
 
 
 class _UnclearError(Exception):
-    """A value that cannot be written, so that only its type is shown."""
+    """The error for a value that cannot be written as text, so that only the name of its type is
+    shown.
+    """
 
 
 def _bytes(value: bytes) -> str:

@@ -338,7 +338,8 @@ class Context:
     def reward(self, value: float) -> None:
         """Add a reward: a number that rates what the program has done so far, for training. A batch
         with the option ``tokens`` writes the rewards next to the program's tokens, and a trainer
-        gets them. In other runs, rewards have no effect.
+        gets them. In a run that does not record tokens, a
+        reward only appears in the journal, if there is one.
 
         Raises `ConfigError` for any other value than a finite number.
         """

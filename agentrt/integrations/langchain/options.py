@@ -235,7 +235,13 @@ def _name_of(tool: Any) -> str:
             "bind_tools, which converts tools of other forms"
         )
     function = tool.get("function")
-    if tool.get("type") != "function" or not isinstance(function, Mapping):
+    if tool["type"] == "function" and not isinstance(function, Mapping):
+        raise ConfigError(
+            f"tool {dict(tool)!r:.200} has the type 'function', but no object 'function'; write "
+            '{"type": "function", "function": {"name": …}}, or use bind_tools, which converts '
+            "functions, LangChain tools and schemas"
+        )
+    if not isinstance(function, Mapping) or tool["type"] != "function":
         raise ConfigError(
             f"tool {tool.get('name') or tool.get('type')!r} is a service of another provider; "
             "pass functions, LangChain tools or schemas"

@@ -180,7 +180,8 @@ def run_all(specs: Sequence[Spec], jobs: int, do: Callable[[Spec], Result]) -> G
 def process_pool(jobs: int) -> Iterator[ProcessPoolExecutor]:
     """Return a pool of ``jobs`` processes, which end with the ``with`` block or with this process.
 
-    Raises `EngineError` in the block if a process dies unexpectedly.
+    If a process dies unexpectedly, the block gets `BrokenProcessPool`, and the ``with`` statement
+    raises `EngineError` in its place.
     """
     # Do not use fork, because this process has threads.
     context = multiprocessing.get_context("spawn")

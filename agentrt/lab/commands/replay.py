@@ -279,8 +279,8 @@ def _check_depth(options: Mapping[str, Any]) -> None:
 
 def _differences(recording: Recording, options: Mapping[str, Any]) -> str:
     """Return a text about the sizes that differ between the recorded engines and that no option
-    sets; "" if there is no such size. The text names the value of the last engine, which is
-    replayed.
+    sets; "" if there is no such size. For each such size, the text first
+    names the last engine's value, which the replay uses.
     """
     texts = []
     for name in _SIZE_OPTIONS:

@@ -19,10 +19,10 @@ class HostMemory:
     use the bandwidth of the GPU's memory.
 
     The defaults are for an 8B model (128 KiB per token) on an H100 or H200 with vLLM 0.19. The
-    costs for steps were fitted to two published runs (``benchmarks.external``). The bandwidth is
-    half of the nominal bandwidth of PCIe 5.0. The published runs determine neither the bandwidth
-    nor the latency: with half of this bandwidth, the run that loads the most tokens takes only 0.5%
-    longer.
+    costs for steps were fitted to two published runs (``benchmarks.external``). The bandwidth is 33
+    GB/s in each direction, half of the nominal bandwidth of PCIe 5.0 with 16 lanes. The published
+    runs determine neither the bandwidth nor the latency: with half of this bandwidth, the run that
+    loads the most tokens takes only 0.5% longer.
     """
 
     size: float

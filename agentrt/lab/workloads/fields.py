@@ -79,8 +79,8 @@ class Notes(Counter[str]):
         }
 
     def only_reason(self) -> str | None:
-        """Return the error for which a single object was left out, if that is the only note; else
-        None.
+        """If a single object was left out because of an error, and nothing else was noted, return
+        the text of this error; else return None.
         """
         return self._reasons.get(next(iter(self))) if self.total() == 1 else None
 

@@ -130,7 +130,10 @@ def _listed(entry: LocatedFields) -> LocatedFields:
     try:
         return LocatedFields(entry.where, {"messages": parse_json(text)})
     except ValueError as error:
-        raise entry.complain(f"messages: not JSON: {error}") from error
+        raise entry.complain(
+            f"messages: a text that is not JSON ({error}); write a list of messages, or the list "
+            "as JSON"
+        ) from error
 
 
 def _text(message: _Message) -> str:

@@ -61,9 +61,9 @@ class WorkingSet(Admission):
     residents; `candidates` and `decide` have the exceptions. Most other decisions compare the cost
     of *holding* a context with the cost of *recomputing* it: the number of its tokens times
     ``token_s``, the cost of a prompt token as measured in this engine. A resident without a call
-    that could start is *absent*: for example, it is in a tool, waits for a human, or has ended
-    without a report of its end, or its call waits for a grammar or for room for its LoRA adapter
-    (`QueuedCall.blocked`).
+    that runs or could start is *absent*: for example, it is in a tool, waits for a human, or has
+    ended without a report of its end, or its call waits for a grammar or for room for its LoRA
+    adapter (`QueuedCall.blocked`).
     """
 
     name: ClassVar[str] = "memory"

@@ -71,8 +71,9 @@ class RequestCaller(Caller):
         """Make a call, in ``scope`` or in a new scope, and return its chunks. The call begins when
         the first chunk is read.
 
-        Raises the error with which the request was cancelled, or `CalledOffError` if the program
-        has ended, or `StoppingError` if the server has ended it because it closes.
+        Raises the error with which the request was cancelled, `CalledOffError` if the program has
+        ended, or `StoppingError` if the server has ended the program because the server is shutting
+        down.
         """
         run = self._check_open()
         scope = scope or self._entry.scope()
@@ -116,9 +117,9 @@ class RequestCaller(Caller):
             self._close(call)
 
     def _check_open(self) -> Run:
-        """Return the program's run. Raises the error with which the request was cancelled, or
-        `CalledOffError` if the program has ended, or `StoppingError` if the server has ended it
-        because it closes.
+        """Return the program's run. Raises the error with which the request was cancelled,
+        `CalledOffError` if the program has ended, or `StoppingError` if the server has ended the
+        program because the server is shutting down.
         """
         run = self._entry.program.run
         if run.ended_at is not None:

@@ -7,7 +7,8 @@ streams send text up to the mark that begins the first call, and hold all later 
 output's end, the parser reads the calls from the whole output. If a call was cut off, its arguments
 are those that the parser streams when it gets one token after another.
 
-`THOUGHTS` lists the reasoning parsers with the same fault: `TextReasoning` takes their place.
+`THOUGHTS` lists the reasoning parsers whose streams differ from their whole outputs;
+`TextReasoning` replaces these parsers.
 
 Parsers that are not in `MARKS` may stream "" for missing arguments, but read "{}" from the whole
 output, or miss calls in a stream. An agent would fail to read "" as JSON, or lose these calls.

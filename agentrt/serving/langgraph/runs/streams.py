@@ -90,8 +90,10 @@ class EventLog:
         await self.publish(new)
 
     async def numbered(self, parts: Sequence[tuple[str, bytes]]) -> list[StreamEvent]:
-        """Return events, each a name and its data as JSON, with the next numbers. They continue the
-        numbers of the events that are stored, also by an earlier attempt of the run.
+        """Make an event of each of ``parts`` (a name, and data as JSON), and return the events
+        with consecutive numbers. The numbers of a resumable run continue those of its stored
+        events, including the events of an earlier attempt. The numbers of any other run continue
+        those of the events published so far.
         """
         first = 1 + (await self._last_stored() if self.resumable else self.last)
         return [StreamEvent(first + n, event, data) for n, (event, data) in enumerate(parts)]
