@@ -239,7 +239,9 @@ async def stalled(
     while quiet_s < limit_s:
         await asyncio.sleep(step_s)
         now = activity(pids)
-        if not pids or len(pids) != count or now.is_more_than(before):
+        # The sums fall when a process has ended, for example a compiler.
+        has_ended = now.cpu_s < before.cpu_s or now.io_bytes < before.io_bytes
+        if not pids or len(pids) != count or has_ended or now.is_more_than(before):
             quiet_s, count, before = 0.0, len(pids), now
         else:
             quiet_s += step_s

@@ -119,6 +119,21 @@ async def test_a_start_that_works_may_take_as_long_as_it_needs(
     assert looked == looks
 
 
+async def test_a_start_whose_compiler_ends_still_works() -> None:
+    """The sums lose what the ended process did. What the others do afterwards counts at once."""
+    sums = [Activity(0.0, 0), Activity(900.0, 1 << 40)]
+    sums += [Activity(float(cpu_s), cpu_s << 21) for cpu_s in range(20)]
+    looked = 0
+
+    def activity(pids: Sequence[int]) -> Activity:
+        nonlocal looked
+        looked += 1
+        return sums[min(looked, len(sums)) - 1]
+
+    await stalled([1], 1e-9, activity)
+    assert looked == len(sums) + 4
+
+
 class Refused(Exception):
     """An engine must not start here, since its configuration is looked at only."""
 
