@@ -51,8 +51,8 @@ class Human:
     Each program gets the prepared ``answers`` in order. A resumed program gets the answers that
     follow those of its recorded questions. Further questions are asked on the terminal, one at a
     time. ``elsewhere`` says in words where else a question can be answered, such as on the
-    dashboard. Without a terminal, a question waits for an answer from there; if ``elsewhere`` is
-    "", the program fails.
+    dashboard. Without a terminal, a question waits until it is answered at the place that
+    ``elsewhere`` names. Without a terminal and with ``elsewhere`` "", the program fails.
 
     ``used`` is the largest number of prepared answers that a program has used.
     """

@@ -45,8 +45,8 @@ class Drain:
 
     @contextmanager
     def possible(self, begin: Callable[[str], None]) -> Iterator[None]:
-        """During the ``with`` block, let the first of these signals call ``begin`` on the event
-        loop, with the signal's name.
+        """During the ``with`` block, let the first signal that drains the command call ``begin``
+        on the event loop, with the signal's name.
         """
         loop = asyncio.get_running_loop()
 

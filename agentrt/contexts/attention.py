@@ -14,8 +14,8 @@ class Attention:
     The window includes the token itself. Without sinks, this is sliding-window attention
     (Longformer); with sinks, it is the attention of StreamingLLM. With ``chunk``, the attention is
     hierarchical: the text is cut into chunks of ``chunk`` tokens. All later tokens see the last
-    ``summary`` tokens of each chunk. These tokens have seen the other tokens of their chunk that
-    are in their window.
+    ``summary`` tokens of each chunk. Each summary token has seen the tokens of its chunk that are
+    in its window.
 
     Tokens that no later token sees are removed from the cache. So the cache has ``sinks + window``
     tokens, and ``summary`` tokens for each chunk. Raises `ConfigError` for sizes that are

@@ -467,8 +467,9 @@ class RecordedRequests:
             row = self._rows.get(way[-1])
             if row is None:
                 raise JournalError(
-                    f"the journal lacks node {way[-1][0]}, on whose request another request "
-                    "builds; restore an undamaged copy of the journal, or name another file"
+                    f"the journal has no node {way[-1][0]}, but another request is stored as a "
+                    "difference from that node's request; restore an undamaged copy of the "
+                    "journal, or name another file"
                 )
             value = json.loads(row.start.request)
             pieces = value.get(BEFORE, ())

@@ -202,7 +202,7 @@ def test_a_question_whose_beginning_is_missing_is_refused() -> None:
     for number in range(3):
         asked.ask(request([*[message(LONG)] * 3, message(str(number))]))
     rows = RecordedRequests(asked.starts[1:], ())
-    with pytest.raises(JournalError, match="the journal lacks node 0#0"):
+    with pytest.raises(JournalError, match="the journal has no node 0#0"):
         rows.whole(asked.starts[1])
 
 

@@ -110,7 +110,9 @@ recorded = lru_cache(maxsize=4)(read_programs)
 
 
 def _drawn(programs: Sequence[ProgramShape], n: int, seed: int) -> list[ProgramShape]:
-    """Draw ``n`` programs in rounds. Each round has all programs, in a new random order."""
+    """Draw ``n`` programs in rounds. Each round has all programs, in a new random order; the last
+    round ends when ``n`` programs are drawn.
+    """
     rng = Random(f"trace/{seed}")
     drawn: list[ProgramShape] = []
     while len(drawn) < n:

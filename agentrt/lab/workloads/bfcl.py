@@ -131,7 +131,8 @@ def _answered(entry: LocatedFields, notes: Notes, count: TokenCounter) -> list[l
         right = answer.read(_Answer).ground_truth
     except ConfigError as error:
         raise ConfigError(
-            f"{error}; for such questions, give the results of `bfcl generate`"
+            f"{error}; so the answers cannot be read from this file; give the results of "
+            "`bfcl generate` instead"
         ) from error
     held = _docs(entry, count)
     turns: list[list[Turn]] = []

@@ -178,8 +178,8 @@ def _masked(by: Sequence[Cause], seen: set[str]) -> tuple[Cause, ...]:
 
 
 def _shortened(report: JSON, pieces: Sequence[WallInterval]) -> JSON:
-    """Return the part of a report that a page shows, and the ``pieces`` of the page's bar. Their
-    times are seconds since the program's start.
+    """Return the part of a report that a page shows, and the ``pieces`` of the page's bar. The
+    times of the pieces are seconds since the program's start.
     """
     for share in report["reasons"]:
         share["more"], share["by"] = len(share["by"][_BLAMED:]), share["by"][:_BLAMED]

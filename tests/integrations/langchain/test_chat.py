@@ -167,6 +167,7 @@ async def test_text_is_a_format_too(model: ChatAgentRT, executor: ScriptedExecut
         ({"max_tokens": 1, "max_completion_tokens": 2}, "max_completion_tokens and max_tokens"),
         ({"max_completion_tokens": 2, "max_tokens": 1}, "max_tokens and max_completion_tokens"),
         ({"tools": [{"type": "web_search"}]}, "'web_search' is a service of another provider"),
+        ({"tools": [{"type": "function", "name": "x"}]}, "but no object 'function'"),
         ({"tools": [{"name": "a", "input_schema": {}}]}, r"tool {'name': 'a', .* has no 'type';"),
         ({"tools": [{"type": "function", "function": {}}]}, r"tool .* has the name None; set func"),
         ({"tools": [5]}, "tool 5 is of type int; pass tools in OpenAI's form"),
