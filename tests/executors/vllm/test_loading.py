@@ -11,9 +11,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import zmq
+import zmq.asyncio
 
 from agentrt.engines import EngineOptions, VLLMEngine
 from agentrt.errors import ConfigError, EngineStartError, ModelLoadError
@@ -282,3 +285,20 @@ def test_a_model_with_a_short_context_gets_this_context_on_a_cpu(
     longer = replace(options, flags=(*flags, "--max-model-len", "449"))
     with pytest.raises(ConfigError, match="max_model_len"):
         VLLMEngine(longer)._configured(on_gpu=False)
+
+
+async def test_a_socket_that_vllm_left_open_does_not_stop_the_event_loop() -> None:
+    context = zmq.Context()
+    asynchronous = zmq.asyncio.Context(context)
+    left_open = asynchronous.socket(zmq.PULL)  # `context` does not know this socket
+    resources = SimpleNamespace(ctx=context)
+    llm: Any = SimpleNamespace(
+        output_handler=None,
+        engine_core=SimpleNamespace(resources=resources),
+        shutdown=lambda seconds: None,
+    )
+    try:
+        await lifetime.shut_down(llm)
+        assert not left_open.closed
+    finally:
+        left_open.close(linger=0)

@@ -14,7 +14,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from operator import length_hint
-from threading import Lock
+from threading import Lock, Thread
 from typing import TYPE_CHECKING, Any
 
 from agentrt.errors import EngineError, text_of
@@ -165,9 +165,20 @@ def stop_reader(llm: AsyncLLM) -> None:
         llm.output_handler.cancel()
 
 
+_CLOSING_S = 0.5
+"""Seconds to wait for a ZeroMQ context to close."""
+
+
 def close_context(llm: AsyncLLM) -> None:
-    """Close the ZeroMQ context that vLLM's own shutdown leaves to the garbage collector."""
-    llm.engine_core.resources.ctx.destroy(linger=0)
+    """Close the ZeroMQ context that vLLM's own shutdown leaves to the garbage collector.
+
+    A context closes when all its sockets are closed. If vLLM has left a socket open, this can take
+    forever, so another thread waits for it: the event loop goes on after `_CLOSING_S` seconds.
+    """
+    destroy = partial(llm.engine_core.resources.ctx.destroy, linger=0)
+    closing = Thread(target=destroy, name="agentrt-context", daemon=True)
+    closing.start()
+    closing.join(_CLOSING_S)
 
 
 def core_pids(llm: AsyncLLM) -> list[int]:
