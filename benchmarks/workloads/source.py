@@ -94,7 +94,8 @@ def short(programs: Sequence[ProgramShape]) -> list[ProgramShape]:
 # The result is cached, so that `recorded` finds the trace that it has read with this counter.
 @lru_cache(maxsize=4)
 def counter(tokenizer: str) -> TokenCounter:
-    """Return a counter that uses a model's tokenizer; without one, the counter of `read_programs`.
+    """Return a counter that uses a model's tokenizer. Without a tokenizer, return the counter that
+    `read_programs` uses by default.
 
     Raises `ConfigError` if the tokenizer cannot be loaded.
     """

@@ -286,13 +286,13 @@ def test_each_thread_that_ctrl_c_stopped_is_named(
     )
     threads = ["--checkpointer", "sqlite:t.db", "--n", 5]
     stopped = run_program(source, "--input", '{"cups": 1}', *threads)
-    *_, told, rest, _ = stopped.err.splitlines()
+    *_, last_line, rest, _ = stopped.err.splitlines()
     words, _, names = rest.partition(": ")
     assert words == "2 more threads can be resumed in the same way, with --thread"
     assert stopped.err.count("resume with: ") == 3
     assert len({*names.split()}) == 2
     (tmp_path / "resumed").touch()
-    *same, _ = shlex.split(told.partition(": ")[2])[1:]
+    *same, _ = shlex.split(last_line.partition(": ")[2])[1:]
     for name in names.split():
         value = command(*same, name, "--json").json
         assert value["results"] == [{"cups": 1, "seen": ["first", "second"]}]

@@ -6,7 +6,7 @@ import asyncio
 import threading
 from collections.abc import Sequence
 from itertools import count
-from typing import ClassVar, cast
+from typing import Any, ClassVar, cast
 
 import pytest
 
@@ -152,12 +152,16 @@ class _LockedScope(Scope):
 
     held: ClassVar[list[bool]]
 
+    def _note(self) -> None:
+        lock: Any = cast("Run", self.owner).registry.lock  # the test's lock, which counts holders
+        self.held.append(lock.held > 0)
+
     def fork(self, coro: object = None, beside: Sequence[object] = ()) -> Scope:
-        self.held.append(cast("Run", self.owner).registry.lock.held > 0)  # type: ignore[attr-defined]
+        self._note()
         return super().fork(coro, beside)
 
     def join(self, ended: Scope) -> None:
-        self.held.append(cast("Run", self.owner).registry.lock.held > 0)  # type: ignore[attr-defined]
+        self._note()
         super().join(ended)
 
 

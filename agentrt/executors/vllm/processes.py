@@ -136,7 +136,7 @@ def processes_noted(pids: list[int]) -> Iterator[None]:
 
         # The attribute marks the function as replaced.
         start.ordinary = ordinary  # type: ignore[attr-defined]
-        BaseProcess.start = start  # type: ignore[method-assign]
+        BaseProcess.start = start  # type: ignore[method-assign]  # processes have no hook for it
     _STARTED.pids = pids
     try:
         yield
@@ -197,7 +197,7 @@ def _cpu_seconds(pid: int) -> float:
 
 
 class Activity(NamedTuple):
-    """What processes have done so far: the CPU time in seconds, and the bytes read and written."""
+    """The work of processes so far: the CPU time in seconds, and the bytes read and written."""
 
     cpu_s: float
     io_bytes: int

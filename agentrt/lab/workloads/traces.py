@@ -233,7 +233,9 @@ def _told_apart(
     """Return the programs of all files. An id that occurs in several files of a folder gets the
     file's path before it, because ids are often unique only in one file.
     """
-    files = Counter(name for made in by_file.values() for name in {one.program_id for one in made})
+    files = Counter(
+        name for shapes in by_file.values() for name in {program.program_id for program in shapes}
+    )
     programs: list[ProgramShape] = []
     for file, made in by_file.items():
         for program in made:
